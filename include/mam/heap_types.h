@@ -25,23 +25,17 @@ typedef unsigned int mam_type;
 struct mam__heap_control;
 
 /* The device handle of a heap: what MAM_HeapHandle writes and kernels take by value.  It is constant for the life of
- * the heap.  The fields are the library's: device addresses, and values that a kernel would otherwise have to load
- * first.  The fields of the first superblock are here because a heap keeps that superblock until its end.  A handle is
- * so small that it goes to a function in registers. */
+ * the heap.  The fields are the library's: values that a kernel would otherwise have to load first.  The fields of the
+ * first superblock are here because a heap keeps that superblock until its end.  It lies behind the control block.  A
+ * recursive function that has a handle keeps it in each of its frames, so the handle is small. */
 typedef struct mam_device_heap {
   struct mam__heap_control *control;
-  unsigned long long base;   /* the address of the first superblock's first page */
-  unsigned short *entries;   /* page entries of the first superblock: see detail/heap_layout.h */
-  unsigned long long chunks; /* chunks of a span: base-2 logarithms, four bits for each shift */
-  unsigned int words;        /* usage words of the first superblock: they begin so many times 8 bytes before base */
-  unsigned int page_count;   /* pages of the first superblock */
+  unsigned long long tuning; /* how spans and slots are laid out: see detail/heap_words.h */
+  unsigned int base;         /* the first superblock's pages begin so many times 16 bytes behind the control block */
+  unsigned int words;        /* its usage words begin so many times 8 bytes behind the control block */
+  unsigned int page_count;   /* its pages */
   unsigned short slot_count; /* slots of each size class */
-  unsigned short home_last;  /* a multiprocessor with a greater number counts as this one */
-  unsigned char warp_bits;   /* bits of a warp's number that tell the slots of one multiprocessor apart */
-  unsigned char home_shift;  /* how many multiprocessors share a slot, as a base-2 logarithm */
-  unsigned char lazy;        /* whether slots keep empty spans until pages are scarce */
-  unsigned char park_bits; /* places for headers of warp heaps that wait for their next user: 0 if there are none, else
-                            * their number's base-2 logarithm plus 1 */
+  unsigned short number;     /* no other heap of the process has it at the same time */
 } mam_device_heap;
 
 /* Deprecated: the name differed from the host's MAM_Heap by case alone. */

@@ -53,7 +53,7 @@ MAM__INLINE void mam_moved_release(struct mam__area area, mam__u32 index, struct
   MAM__LOOP
   for (mam__u32 i = lanes.rank; i < 64; i += lanes.count)
     if ((moved >> i & 1) != 0) {
-      mam__u16 *entry = &mam__area_entries(area)[index * 64 + i];
+      mam__u16 *entry = mam__page_entry(area.words, index * 64 + i);
       mam__u64 *words = mam_span_words_at(area, index * 64 + i);
       MAM__LOOP
       for (mam__u32 word = 0; mam__entry_back(*entry) == 0 && word < MAM__PAGE_WORDS; word++)

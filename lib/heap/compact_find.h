@@ -66,10 +66,9 @@ MAM__INLINE int mam_fill_is_candidate(struct mam_fill fill, mam__u32 n) {
  * MAM__ENTRY_EMPTY. */
 MAM__INLINE void mam_span_moved(struct mam_team team, struct mam__area area, mam__u32 page, mam__u32 pages,
                                 mam__u32 kind, mam__u32 what) {
-  mam__u16 *entries = mam__area_entries(area) + page;
   MAM__LOOP
   for (mam__u32 i = team.rank; i < pages; i += team.count)
-    entries[i] = (mam__u16)((mam__entry_of(kind, i) & ~63u) | what);
+    *mam__page_entry(area.words, page + i) = (mam__u16)((mam__entry_of(kind, i) & ~63u) | what);
   MAM__LOOP
   for (mam__u32 done = 0; team.rank == 0 && done < pages;) {
     mam__u32 from = (page + done) & 63, here = 64 - from < pages - done ? 64 - from : pages - done;
@@ -168,7 +167,7 @@ MAM__INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, ma
   MAM__UNROLL
   for (mam__u32 i = 0; i < MAM_COMPACT_GROUP; i++)
     if (place.page + i < place.area.page_count) {
-      mam__u32 entry = mam__area_entries(place.area)[place.page + i];
+      mam__u32 entry = *mam__page_entry(place.area.words, place.page + i);
       begins |= (mam__u32)(entry >> MAM__ENTRY_TYPE_SHIFT != 0 && mam__entry_back(entry) == 0) << i;
     }
   begins &= taken; /* only those of the group: taken has bits of later pages too */
@@ -177,7 +176,7 @@ MAM__INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, ma
     mam__u32 i = mam__lowest_u32(begins), page = place.page + i;
     const mam__u64 *words = mam_span_words_at(place.area, page);
     struct mam_fill fill = mam_span_fill(words);
-    mam__u32 kind = mam_typed_span_at(place.area, page, mam__area_entries(place.area)[page]);
+    mam__u32 kind = mam_typed_span_at(place.area, page, *mam__page_entry(place.area.words, page));
     if (kind == 0)
       continue;
     if (fill.live == 0) {

@@ -24,19 +24,19 @@ MAM__INLINE struct mam_shape mam_shape_of(mam__u32 kind) {
 /* What all threads know while pointers are rewritten. */
 struct mam_rewriting {
   const mam_device_heap *heap;
-  /* base, page_count and entries are those of the first superblock. */
+  /* base, page_count and words are those of the first superblock. */
   mam__u64 base;
   /* chains: an object that moved may have moved again, because there were several passes. */
   mam__u32 page_count, chains;
-  const mam__u16 *entries;
+  mam__u64 *words;
   const struct mam_shape *shapes; /* by type, from 1 on */
 };
 
 MAM__INLINE struct mam_rewriting mam_rewriting_of(const struct mam_compact *compact, const struct mam_shape *shapes,
                                                   mam__u32 passes) {
   const mam_device_heap *heap = &compact->heap;
-  struct mam_rewriting rewriting = {&compact->control->heap, heap->base, heap->page_count, passes > 1,
-                                    heap->entries,           shapes};
+  struct mam_rewriting rewriting = {
+      &compact->control->heap, mam__heap_base(heap), heap->page_count, passes > 1, mam__heap_words(heap), shapes};
   return rewriting;
 }
 
@@ -56,7 +56,7 @@ MAM__INLINE mam__u32 mam_addresses_step(const struct mam_rewriting *rewriting, s
   for (mam__u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
     mam__u64 page = (addresses->old[i] - rewriting->base) >> MAM__PAGE_SHIFT;
     int inside = page < rewriting->page_count;
-    entries[i] = mam_read_if_u16(inside, &rewriting->entries[page]);
+    entries[i] = mam_read_if_u16(inside, mam__page_entry(rewriting->words, (mam__u32)page));
     *left |= (mam__u32)(!inside && addresses->old[i] != 0) << i;
   }
   MAM__UNROLL
@@ -90,7 +90,9 @@ MAM__INLINE void mam_addresses_forward(const struct mam_rewriting *rewriting, st
     for (mam__u32 i = 0; i < MAM_COMPACT_BATCH; i++)
       if ((again >> i & 1) != 0) {
         mam__u64 page = (addresses->now[i] - rewriting->base) >> MAM__PAGE_SHIFT;
-        slow |= (mam__u32)(page >= rewriting->page_count || (rewriting->entries[page] & 63) == MAM__ENTRY_MOVED) << i;
+        slow |= (mam__u32)(page >= rewriting->page_count ||
+                           (*mam__page_entry(rewriting->words, (mam__u32)page) & 63) == MAM__ENTRY_MOVED)
+                << i;
       }
   }
   if (slow != 0) {
@@ -112,7 +114,7 @@ MAM__INLINE void mam_tile_left(struct mam_team team, const struct mam_compact *c
     MAM__UNROLL
     for (mam__u32 i = 0; i < MAM_COMPACT_GROUP; i++)
       if (place.page + i < place.area.page_count)
-        left |= (mam__u32)((mam__area_entries(place.area)[place.page + i] & 63) - 1 < MAM__HEAP_CLASSES) << i;
+        left |= (mam__u32)((*mam__page_entry(place.area.words, place.page + i) & 63) - 1 < MAM__HEAP_CLASSES) << i;
     left &= with_pointers;
     mam__u32 to = mam_team_scan(team, mam__ones_u32(left), &total);
     mam__u64 base = team.rank == 0 && total != 0 ? mam__add_relaxed_u32(&compact->state->left_count, total) : 0;
@@ -137,7 +139,7 @@ MAM__INLINE struct mam_span_left mam_span_left_at(const struct mam_compact *comp
                                                   mam__u32 span) {
   struct mam__place place = mam_compact_place(compact, compact->order[span]);
   const mam__u64 *words = mam_span_words_at(place.area, place.page);
-  mam__u32 entry = mam__area_entries(place.area)[place.page];
+  mam__u32 entry = *mam__page_entry(place.area.words, place.page);
   const struct mam__type_info *type = &types[(entry >> MAM__ENTRY_TYPE_SHIFT) - 1];
   struct mam_span_left left = {
       mam__area_address(place.area, place.page), type->pointers, type->pointer_count, 0, 0, {0}};
@@ -222,7 +224,7 @@ MAM__INLINE void mam_tile_list(struct mam_team team, const struct mam_compact *c
     for (mam__u32 i = 0; i < MAM_COMPACT_GROUP; i++) {
       mam__u32 page = place.page + i, entry = 0;
       if (page < place.area.page_count)
-        entry = mam__area_entries(place.area)[page];
+        entry = *mam__page_entry(place.area.words, page);
       fills[i] = 0;
       if (entry >> MAM__ENTRY_TYPE_SHIFT == compact->object_type && mam_typed_span_at(place.area, page, entry) != 0)
         fills[i] = mam_span_fill(mam_span_words_at(place.area, page)).live;

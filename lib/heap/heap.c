@@ -56,6 +56,9 @@ static cudaError_t begin(struct mam_heap_host *heap, mam__u32 patience) {
   struct mam__area area = mam__area_place(area_at, end > area_at ? end - area_at : 0);
   if (area.page_count == 0)
     return error_set(cudaErrorInvalidValue, "%zu bytes are too few for a heap on this GPU", heap->bytes[0]);
+  if ((area.base - address) / 16 > UINT32_MAX)
+    return error_set(cudaErrorInvalidValue, "%zu bytes are too many for the first superblock of a heap",
+                     heap->bytes[0]);
   mam__control_begin(&control, address, area);
   if (heap->bell != NULL) {
     heap->round = 1;
@@ -65,6 +68,7 @@ static cudaError_t begin(struct mam_heap_host *heap, mam__u32 patience) {
   }
   if (heap->records != NULL)
     control.sites = heap->records->sites;
+  control.heap.number = heap->handle.number;
   heap->handle = control.heap;
   heap->areas[0] = area;
   cudaError_t error = heap_gpu_write(&heap->gpu, address, &control, sizeof control);
@@ -166,6 +170,11 @@ cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions 
   if (created == NULL)
     return error_set(cudaErrorMemoryAllocation, "the host has no memory for a heap");
   heap_list_set_up();
+  error = heap_number_take(&created->handle.number);
+  if (error != cudaSuccess) {
+    free(created);
+    return error;
+  }
   created->pool = pool;
   created->limit_bytes = options->limit_bytes != 0 ? options->limit_bytes : options->bytes;
   created->grow_bytes = options->grow_bytes;
@@ -173,6 +182,7 @@ cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions 
   locks_init(created);
   error = create_in_pool(created, options);
   if (error != cudaSuccess) {
+    heap_number_give(created->handle.number);
     locks_destroy(created);
     free(created);
     return error;
@@ -199,6 +209,7 @@ cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
     cudaError_t given = heap_memory_give(heap);
     error = error != cudaSuccess ? error : given;
   }
+  heap_number_give(heap->handle.number);
   locks_destroy(heap);
   free(heap);
   return error;

@@ -4,6 +4,7 @@
  *
  * Of the GPU it asks only whether the heap's context lives.  heaps_lock is never held with another lock.
  */
+#include <limits.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -30,6 +31,30 @@ static void let_go(bool in_child) {
 void heap_list_set_up(void) {
   static const struct fork_functions functions = {hold, let_go};
   fork_join(FORK_HEAPS, &functions);
+}
+
+/* A bit for each number: 1 if a heap has it.  Protected by heaps_lock. */
+static uint64_t numbers[(USHRT_MAX + 1) / 64];
+
+cudaError_t heap_number_take(unsigned short *number) {
+  enum { WORDS = sizeof numbers / sizeof numbers[0] };
+  pthread_mutex_lock(&heaps_lock);
+  unsigned word = 0;
+  while (word < WORDS && numbers[word] == UINT64_MAX)
+    word++;
+  if (word < WORDS) {
+    unsigned bit = (unsigned)__builtin_ctzll(~numbers[word]);
+    numbers[word] |= UINT64_C(1) << bit;
+    *number = (unsigned short)(64 * word + bit);
+  }
+  pthread_mutex_unlock(&heaps_lock);
+  return word < WORDS ? cudaSuccess : error_set(cudaErrorMemoryAllocation, "there are %d heaps", USHRT_MAX + 1);
+}
+
+void heap_number_give(unsigned short number) {
+  pthread_mutex_lock(&heaps_lock);
+  numbers[number / 64] &= ~(UINT64_C(1) << number % 64);
+  pthread_mutex_unlock(&heaps_lock);
 }
 
 void heap_list_add(struct mam_heap_host *heap) {

@@ -28,7 +28,7 @@ static void settle_parked(struct heap_view *view, mam__u64 address) {
     mam__u32 page = (mam__u32)(offset >> MAM__PAGE_SHIFT);
     if (offset >> MAM__PAGE_SHIFT >= area.page_count)
       continue;
-    mam__u32 entry = mam__area_entries(area)[page];
+    mam__u32 entry = *mam__page_entry(area.words, page);
     view->held_count++;
     if (entry == MAM__ENTRY_RUN)
       area.words[(size_t)page * MAM__PAGE_WORDS] = 0; /* its pages stay taken in the map */

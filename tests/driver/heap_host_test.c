@@ -83,9 +83,9 @@ static MAM_HeapInfo info_now(void) {
 static void *kernel_malloc(size_t bytes, unsigned slot) {
   mam__plea plea = 0;
   for (;;) {
-    void *block = heap_model_malloc(&kernels, bytes, slot % handle.slot_count);
+    void *block = heap_model_malloc(&kernels, bytes, slot % kernels.control->heap.slot_count);
     mam__u32 pages = bytes > MAM__CHUNK_BYTES ? (mam__u32)((bytes + MAM__PAGE_BYTES - 1) / MAM__PAGE_BYTES)
-                                              : mam__span_pages(handle.chunks, mam__class_of((mam__u32)bytes));
+                                              : mam__span_pages(handle.tuning, mam__class_of((mam__u32)bytes));
     if (block != NULL || (plea = mam__growth_await(&handle.control->growth, pages, plea)) == 0)
       return block;
   }
@@ -132,6 +132,40 @@ static int trims_the_heap(MAM_Pool asked, size_t size, unsigned attempt, void *d
   OK(MAM_HeapTrim(heap, 0));
   return 1;
 }
+
+static mam_device_heap handle_of(MAM_Heap of) {
+  mam_device_heap its;
+  OK(MAM_HeapHandle(of, &its));
+  return its;
+}
+
+/* Lanes of one call tell their heaps apart by number.  A number comes back with its heap, and if a creation fails. */
+START_TEST(heaps_have_numbers_of_their_own) {
+  enum { HEAPS = 70 };
+  MAM_Heap heaps[HEAPS], none = NULL;
+  MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
+  options.bytes = MIB;
+  pool_begin(256 * MIB);
+  for (unsigned round = 0; round < 3; round++) {
+    for (unsigned i = 0; i < HEAPS; i++) {
+      OK(MAM_HeapCreate(&heaps[i], pool, &options));
+      ck_assert_uint_lt(handle_of(heaps[i]).number, HEAPS);
+      for (unsigned j = 0; j < i; j++)
+        ck_assert_uint_ne(handle_of(heaps[i]).number, handle_of(heaps[j]).number);
+    }
+    OK(MAM_HeapDestroy(heaps[round]));
+    OK(MAM_HeapCreate(&heaps[round], pool, &options));
+    ck_assert_uint_eq(handle_of(heaps[round]).number, round);
+    options.bytes = 1024 * (size_t)MIB;
+    IS(MAM_HeapCreate(&none, pool, &options), cudaErrorMemoryAllocation);
+    options.bytes = MIB;
+    for (unsigned i = 0; i < HEAPS; i++)
+      OK(MAM_HeapDestroy(heaps[i]));
+  }
+  heap_begin(MIB, 0, 0);
+  end();
+}
+END_TEST
 
 START_TEST(memory_for_a_heap_is_no_question_to_the_program) {
   MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
@@ -629,6 +663,7 @@ int main(void) {
   tcase_set_timeout(tests, 60);
   tcase_add_test(tests, blocks_of_kernels_are_seen_copied_and_freed);
   tcase_add_test(tests, heap_grows_and_trims_between_kernels);
+  tcase_add_test(tests, heaps_have_numbers_of_their_own);
   tcase_add_test(tests, memory_for_a_heap_is_no_question_to_the_program);
   tcase_add_loop_test(tests, creation_that_fails_changes_nothing, 0, 6);
   tcase_add_test(tests, options_are_checked);

@@ -292,7 +292,7 @@ START_TEST(a_crowd_in_need_does_not_search_in_vain) {
   need = &needs[_i];
   random_state = 88172645463325252u;
   begin((size_t)1024 * MIB, (size_t)need->requests * ((need->low + need->high) / 2), need->low, need->high, true);
-  model->control->heap.chunks = MAM__VAST_CHUNKS;
+  model->control->heap.tuning = (model->control->heap.tuning & ~(MAM__FULL_WORD >> 24)) | MAM__VAST_CHUNKS;
   mam__slots_clear(model->control, 0, 1);
   for (round_now = 0; round_now < ROUNDS; round_now++) {
     next = served = 0;

@@ -113,7 +113,7 @@ static void claim_quickly(mam__u32 size_class) {
 
 static void claim_of_a_new_span(mam__u32 size_class) {
   struct mam__claim claim =
-      mam__claim_own(model->control, size_class, mam__span_pages(model->control->heap.chunks, size_class), 1);
+      mam__claim_own(model->control, size_class, mam__span_pages(model->control->heap.tuning, size_class), 1);
   if (claim.mask != 0)
     hold((void *)(uintptr_t)mam__claim_chunk(claim, 0));
 }
@@ -223,14 +223,14 @@ static const char *judge(void) {
 static uint64_t memory_hash(void) {
   struct mam__area area = model->control->superblocks[0];
   const mam__u64 *memory = area.words;
-  size_t words = (size_t)((mam__u64 *)mam__area_entries(area) - memory);
+  size_t words = (size_t)((mam__u64 *)mam__area_owners(area) - memory);
   uint64_t hash = memory[-1];
   for (size_t i = 0; i < words; i++)
     hash = interleave_mix(hash, memory[i] + i);
   for (mam__u32 i = 0; i < model->control->heap.slot_count * MAM__HEAP_KINDS; i++)
     hash = interleave_mix(hash, *mam__slot_at(model->control, i));
   for (mam__u32 page = 0; page < area.page_count; page++)
-    hash = interleave_mix(hash, mam__area_rings(area)[page] | (uint64_t)*mam__page_owner(area.words, page) << 16);
+    hash = interleave_mix(hash, mam__area_rings(area)[page] | (uint64_t)mam__area_owners(area)[page] << 16);
   for (mam__u32 number = 0; number < MAM__HEAP_KINDS; number++)
     hash = interleave_mix(hash, model->control->held[number]);
   for (mam__u32 number = 0; number < MAM__HEAP_KINDS; number++)
@@ -256,7 +256,7 @@ static void run_begin(void) {
   memset(threads, 0, sizeof threads);
   violation = NULL;
   patience = 1; /* further passes would multiply the states */
-  model->control->heap.lazy = 0;
+  model->control->heap.tuning &= ~MAM__TUNED_LAZY;
   mam__area_clear(model->control->superblocks[0], 0, 1);
   mam__slots_clear(model->control, 0, 1);
   memset(model->control->missing, 0, sizeof model->control->missing);
@@ -296,7 +296,7 @@ static const char *explore(const struct scenario *explored, size_t heap_bytes, s
 /* Prepares blocks: the first chunks of a span of a class, or all of them.  No slot holds the span. */
 static void prepare_blocks(mam__u32 size_class, unsigned count) {
   mam__u32 limit = mam__slot_limit(&model->control->heap, size_class);
-  mam__u32 pages = mam__span_pages(model->control->heap.chunks, size_class);
+  mam__u32 pages = mam__span_pages(model->control->heap.tuning, size_class);
   struct mam__claim claim = mam__claim_own(model->control, size_class, pages, count);
   for (unsigned i = 0; i < count; i++)
     prepared[i] = (void *)(uintptr_t)mam__claim_chunk(claim, i);
@@ -306,7 +306,7 @@ static void prepare_blocks(mam__u32 size_class, unsigned count) {
 static void one_left(void) { prepare_blocks(CLASS_A, 1); }
 /* Takes a run of all pages except those of one span. */
 static void *run_of_all_but_a_span(void) {
-  mam__u32 pages = model->control->superblocks[0].page_count - mam__span_pages(model->control->heap.chunks, CLASS_A);
+  mam__u32 pages = model->control->superblocks[0].page_count - mam__span_pages(model->control->heap.tuning, CLASS_A);
   return (void *)(uintptr_t)mam__run_malloc(model->control, (mam__u64)pages * MAM__PAGE_BYTES, 0);
 }
 /* The same as one_left, and no other page is free, so the next span begins where this one did. */
@@ -448,7 +448,7 @@ static void refilled_at_first(void) {
 /* ---- A lazy heap: a slot's span, all of whose chunks were handed out and then freed, except the first ---- */
 
 static void lazy_and_keeping(void) {
-  model->control->heap.lazy = 1;
+  model->control->heap.tuning |= MAM__TUNED_LAZY;
   mam__slots_clear(model->control, 0, 1);
 }
 /* The same after a request found no pages: the heap is about to be swept, and keeps no words. */
@@ -511,7 +511,7 @@ static void take_pages(void) {
   struct mam__found found = mam__pages_any(model->control, 3, 0);
   if (found.page == MAM__NO_PAGE)
     return;
-  mam__store_relaxed_u16(&mam__area_entries(*found.area)[found.page], MAM__ENTRY_RUN);
+  mam__store_relaxed_u16(mam__page_entry(found.area->words, found.page), MAM__ENTRY_RUN);
   mam__store_relaxed_u64(&found.area->words[found.page * MAM__PAGE_WORDS], mam__run_word(3));
   hold((void *)(uintptr_t)mam__area_address(*found.area, found.page));
 }
@@ -557,7 +557,7 @@ static void words_behind_a_taken_one(void) {
   mam__u32 begins[] = {0, 64, 192}, ends[] = {63, 128, area.page_count};
   ck_assert_uint_eq(mam__run_take_at(0, area.page_count, &area), area.page_count);
   for (unsigned i = 0; i < 3; i++) {
-    mam__area_entries(area)[begins[i]] = MAM__ENTRY_RUN;
+    *mam__page_entry(area.words, begins[i]) = MAM__ENTRY_RUN;
     area.words[begins[i] * MAM__PAGE_WORDS] = mam__run_word(ends[i] - begins[i]);
     if (ends[i] < area.page_count)
       mam__pages_release(area, ends[i], begins[i + 1] - ends[i]);
@@ -570,7 +570,7 @@ static void words_on_both_sides_of_a_part_s_end(void) {
   mam__u32 begins[] = {4096, 4160, 0, 4224}, ends[] = {4160, 4224, 4032, area.page_count};
   ck_assert_uint_eq(mam__run_take_at(0, area.page_count, &area), area.page_count);
   for (unsigned i = 0; i < 4; i++) {
-    mam__area_entries(area)[begins[i]] = MAM__ENTRY_RUN;
+    *mam__page_entry(area.words, begins[i]) = MAM__ENTRY_RUN;
     area.words[begins[i] * MAM__PAGE_WORDS] = mam__run_word(ends[i] - begins[i]);
     prepared[i] = (void *)(uintptr_t)mam__area_address(area, begins[i]);
   }
@@ -610,7 +610,7 @@ static void hold_run(mam__u32 page, mam__u32 count) {
   struct mam__area area = model->control->superblocks[0];
   if (page == MAM__NO_PAGE)
     return;
-  mam__store_relaxed_u16(&mam__area_entries(area)[page], MAM__ENTRY_RUN);
+  mam__store_relaxed_u16(mam__page_entry(area.words, page), MAM__ENTRY_RUN);
   mam__store_relaxed_u64(&area.words[page * MAM__PAGE_WORDS], mam__run_word(count));
   hold((void *)(uintptr_t)mam__area_address(area, page));
 }
@@ -648,7 +648,7 @@ static void two_words_before_a_free_one(void) {
   mam__u32 begins[] = {63, 0, 192}, ends[] = {128, 63, area.page_count};
   ck_assert_uint_eq(mam__run_take_at(0, area.page_count, &area), area.page_count);
   for (unsigned i = 0; i < 3; i++) {
-    mam__area_entries(area)[begins[i]] = MAM__ENTRY_RUN;
+    *mam__page_entry(area.words, begins[i]) = MAM__ENTRY_RUN;
     area.words[begins[i] * MAM__PAGE_WORDS] = mam__run_word(ends[i] - begins[i]);
     prepared[i] = (void *)(uintptr_t)mam__area_address(area, begins[i]);
   }
@@ -705,7 +705,7 @@ static void slot_holds(unsigned count) {
   patience = 1000;
   if (heap_model_malloc_warp(model, 1024, 0, 32 - count, prepared) != 32 - count)
     ck_abort_msg("there was room");
-  mam__u32 pages = model->control->superblocks[0].page_count - mam__span_pages(model->control->heap.chunks, CLASS_A);
+  mam__u32 pages = model->control->superblocks[0].page_count - mam__span_pages(model->control->heap.tuning, CLASS_A);
   ck_assert_uint_ne(mam__run_malloc(model->control, (mam__u64)pages * MAM__PAGE_BYTES, 0), 0);
 }
 static void slot_holds_one(void) { slot_holds(1); }

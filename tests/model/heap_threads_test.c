@@ -121,7 +121,7 @@ static void run_threads(size_t heap_bytes, unsigned log2, bool lazy) {
   ck_assert_uint_eq(faults, 0);
   mam__u32 held = 0;
   for (mam__u32 size_class = 0; size_class < MAM__HEAP_CLASSES; size_class++)
-    held += model->control->heap.slot_count * mam__span_pages(model->control->heap.chunks, size_class);
+    held += model->control->heap.slot_count * mam__span_pages(model->control->heap.tuning, size_class);
   (void)printf("%u requests failed; %u of %u pages are held\n", failures, all - heap_model_free_pages(model), all);
   if (!lazy)
     ck_assert_uint_le(all - heap_model_free_pages(model), held);

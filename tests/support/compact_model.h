@@ -82,7 +82,7 @@ static inline struct mam_compact *compact_model_open(struct heap_model *model, m
   compact->order = (mam__u32 *)calloc(pages, sizeof *compact->order);
   compact->spans = (mam__u32 *)calloc(pages, sizeof *compact->spans);
   for (mam__u32 type = 0; type < types; type++)
-    for (mam__u32 i = 0; i < compact->heap.slot_count; i++) {
+    for (mam__u32 i = 0; i < compact->control->heap.slot_count; i++) {
       struct mam_slot_emptied emptied = mam_compact_slot_empty(compact, type, i);
       mam_slot_emptied_end(&emptied);
     }

@@ -13,21 +13,25 @@
 #include <mam/detail/heap_core.h>
 
 struct heap_model {
-  struct mam__heap_control *control;
-  void *memory[MAM_HEAP_SUPERBLOCKS];
+  struct mam__heap_control *control;  /* the first superblock's memory follows it */
+  void *memory[MAM_HEAP_SUPERBLOCKS]; /* of the others */
 };
+
+/* Makes a superblock of memory. */
+static inline void heap_model_add(struct heap_model *model, void *memory, size_t bytes) {
+  mam__u32 index = model->control->superblock_count;
+  struct mam__area area = mam__area_place((mam__u64)(uintptr_t)memory, bytes);
+  mam__area_clear(area, 0, 1);
+  model->control->superblocks[index] = area;
+  mam__superblocks_publish(model->control, index + 1);
+}
 
 /* Adds a superblock of so many bytes. */
 static inline void heap_model_grow(struct heap_model *model, size_t bytes) {
-  mam__u32 index = model->control->superblock_count;
-  void *memory = aligned_alloc(MAM__PAGE_BYTES, bytes);
+  void *memory = model->memory[model->control->superblock_count] = aligned_alloc(MAM__PAGE_BYTES, bytes);
   if (memory == NULL)
     abort();
-  struct mam__area area = mam__area_place((mam__u64)(uintptr_t)memory, bytes);
-  mam__area_clear(area, 0, 1);
-  model->memory[index] = memory;
-  model->control->superblocks[index] = area;
-  mam__superblocks_publish(model->control, index + 1);
+  heap_model_add(model, memory, bytes);
 }
 
 /* Creates a heap of so many bytes, tuned for a GPU of so many multiprocessors. */
@@ -36,12 +40,14 @@ static inline struct heap_model *heap_model_create(size_t bytes, unsigned multip
   memset(&heap, 0, sizeof heap);
   mam__heap_tune(&heap, bytes, multiprocessors);
   struct heap_model *model = (struct heap_model *)calloc(1, sizeof *model);
-  struct mam__heap_control *control = (struct mam__heap_control *)calloc(1, mam__control_bytes(&heap));
-  if (model == NULL || control == NULL)
+  size_t control_bytes = (mam__control_bytes(&heap) + MAM__PAGE_BYTES - 1) & ~(size_t)(MAM__PAGE_BYTES - 1);
+  char *memory = (char *)aligned_alloc(MAM__PAGE_BYTES, control_bytes + bytes);
+  if (model == NULL || memory == NULL)
     abort();
+  struct mam__heap_control *control = (struct mam__heap_control *)memset(memory, 0, control_bytes);
   control->heap = heap;
   model->control = control;
-  heap_model_grow(model, bytes);
+  heap_model_add(model, memory + control_bytes, bytes);
   mam__control_begin(control, (mam__u64)(uintptr_t)control, control->superblocks[0]);
   mam__slots_clear(control, 0, 1);
   return model;
@@ -49,7 +55,7 @@ static inline struct heap_model *heap_model_create(size_t bytes, unsigned multip
 
 /* Makes a heap lazy, as large heaps are.  The heap is still unused. */
 static inline void heap_model_make_lazy(struct heap_model *model) {
-  model->control->heap.lazy = 1;
+  model->control->heap.tuning |= MAM__TUNED_LAZY;
   mam__slots_clear(model->control, 0, 1);
 }
 
@@ -68,9 +74,9 @@ static inline void *heap_model_claim(struct heap_model *model, mam__u32 kind) {
   if ((chunk & MAM__CHUNK_OTHER) != 0)
     chunk = mam__chunk_return(mam__heap_words(heap), heap->page_count, chunk);
   mam__u64 page = (mam__u32)(chunk >> 8);
-  return chunk == 0
-             ? NULL
-             : (void *)(uintptr_t)(heap->base + (page << MAM__PAGE_SHIFT) + (chunk & 255) * mam__class_bytes(kind));
+  return chunk == 0 ? NULL
+                    : (void *)(uintptr_t)(mam__heap_base(heap) + (page << MAM__PAGE_SHIFT) +
+                                          (chunk & 255) * mam__class_bytes(kind));
 }
 
 /* Does what mam__malloc_rest of mam/device.cuh does for count lanes.  Returns how many got a block. */
@@ -79,7 +85,7 @@ static inline unsigned heap_model_malloc_rest(struct heap_model *model, mam__u32
   unsigned done = 0;
   while (done < count) {
     if ((wanted & MAM__REST_WHOLE) != 0)
-      place = mam__whole_rest(&wanted, place, model->control->heap.chunks, count - done);
+      place = mam__whole_rest(&wanted, place, model->control->heap.tuning, count - done);
     struct mam__claim claim = mam__claim_chunks(model->control, wanted, place, count - done);
     wanted &= ~(mam__u32)(MAM__REST_REFILL | MAM__REST_DRY);
     if (claim.mask == 0)
@@ -95,10 +101,13 @@ static inline unsigned heap_model_malloc_rest(struct heap_model *model, mam__u32
 static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32 kind, unsigned slot, unsigned count,
                                               void **blocks) {
   const mam_device_heap *heap = &model->control->heap;
-  mam__u32 home = slot >> heap->warp_bits, limit = mam__slot_limit(heap, kind), log2 = mam__lowest_u32(limit);
+  mam__u32 home = slot >> mam__tuned_warp_bits(heap->tuning), limit = mam__slot_limit(heap, kind),
+           log2 = mam__lowest_u32(limit);
   unsigned done = 0;
-  mam__u32 number = mam__kind_number(kind) * heap->slot_count + slot, place = number | log2 << MAM__REST_CHUNKS;
-  mam__u32 wanted = kind | home << MAM__REST_HOME | (heap->lazy && mam__kind_type(kind) == 0 ? MAM__REST_LAZY : 0);
+  mam__u32 number = mam__kind_number(kind) * model->control->heap.slot_count + slot,
+           place = number | log2 << MAM__REST_CHUNKS;
+  mam__u32 wanted =
+      kind | home << MAM__REST_HOME | (mam__tuned_lazy(heap->tuning) && mam__kind_type(kind) == 0 ? MAM__REST_LAZY : 0);
   mam__u32 prior = MAM__NO_PAGE;
   struct mam__claim claim = {0, 0, mam__class_bytes(kind)};
   mam__u64 old = MAM__SLOT_TICKETS;
@@ -113,20 +122,20 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
     place = number | log2 << MAM__REST_CHUNKS;
   } else if (mam__ones_u32(claim.mask) < count)
     wanted |= mam__slot_rest(old, limit);
-  prior = mam__slot_page(old, heap->base, heap->page_count);
+  prior = mam__heap_page(heap, old);
   for (mam__u32 i = 0; i < mam__ones_u32(claim.mask); i++)
     blocks[done++] = (void *)(uintptr_t)mam__claim_chunk(claim, i);
   if (done < count && (wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) != 0 && (wanted & MAM__REST_DRY) == 0) {
     mam__u32 got = count - done;
     mam__u64 renewed = 0;
     if ((wanted & MAM__REST_REFILL) != 0 && (wanted & MAM__REST_LAZY) != 0 && prior != MAM__NO_PAGE)
-      renewed = mam__slot_again(heap, wanted, place, prior, got);
+      renewed = mam__slot_again_apart(model->control, wanted, place, prior, got);
     if (renewed == 0)
       renewed = mam__slot_anew(model->control, heap->base, heap->words, heap->page_count, wanted, place, got);
     if (renewed == MAM__SLOT_DRY)
       wanted |= MAM__REST_DRY;
     if ((renewed & MAM__RENEWED) != 0)
-      mam__slot_renewed(model->control, wanted, place, prior, renewed);
+      renewed = mam__slot_renewed(model->control, wanted, place, prior, renewed);
     if (mam__is_renewed(renewed)) {
       mam__u64 address = mam__slot_address(renewed);
       got = got < 1u << log2 ? got : 1u << log2;
@@ -161,7 +170,8 @@ static inline unsigned heap_model_malloc_warp(struct heap_model *model, size_t b
   if (bytes <= MAM__CHUNK_BYTES)
     return count == 0 ? 0 : heap_model_malloc_kind(model, mam__class_of((mam__u32)bytes), slot, count, blocks);
   for (; done < count; done++) {
-    mam__u64 address = mam__run_malloc(model->control, bytes, slot >> model->control->heap.warp_bits);
+    mam__u64 address =
+        mam__run_malloc(model->control, bytes, slot >> mam__tuned_warp_bits(model->control->heap.tuning));
     if (address == 0)
       return done;
     blocks[done] = (void *)(uintptr_t)address;

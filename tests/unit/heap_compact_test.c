@@ -444,9 +444,9 @@ START_TEST(pointers_into_empty_spans_stay) {
   objects_create(type, 64, 20000);
   objects_thin(90);
   struct mam_compact *compact = compact_model_open(model, 1, 1);
-  mam__u32 page = (mam__u32)(((mam__u64)objects[10000] - heap.base) >> MAM__PAGE_SHIFT);
-  page -= mam__entry_back(heap.entries[page]);
-  mam__u64 from = heap.base + ((mam__u64)page << MAM__PAGE_SHIFT),
+  mam__u32 page = (mam__u32)(((mam__u64)objects[10000] - mam__heap_base(&heap)) >> MAM__PAGE_SHIFT);
+  page -= mam__entry_back(*mam__page_entry(mam__heap_words(&heap), page));
+  mam__u64 from = mam__heap_base(&heap) + ((mam__u64)page << MAM__PAGE_SHIFT),
            *words = mam__heap_words(&heap) + (size_t)page * MAM__PAGE_WORDS;
   mam__u64 to = from + ((mam__u64)mam__word_span_pages(words[0]) << MAM__PAGE_SHIFT), gone = (mam__u64)objects[10000];
   for (mam__u32 i = 0; i < object_count; i++)
@@ -504,7 +504,7 @@ START_TEST(parts_of_spans_take_part) {
   for (mam__u32 page = 0; page < area.page_count; page++)
     if (mam__word_class(area.words[page * MAM__PAGE_WORDS]) == type)
       parts +=
-          mam__word_span_pages(area.words[page * MAM__PAGE_WORDS]) < mam__span_pages(model->control->heap.chunks, type);
+          mam__word_span_pages(area.words[page * MAM__PAGE_WORDS]) < mam__span_pages(model->control->heap.tuning, type);
   ck_assert_uint_gt(parts, 10);
   for (mam__u32 percent = 90; percent > 10; percent -= 20) {
     objects_thin(percent);
@@ -564,7 +564,7 @@ START_TEST(few_objects_in_many_spans_end_in_one) {
   (void)fragmentation(1, &spans, &used);
   ck_assert_uint_eq(spans, 1);
   ck_assert_uint_eq(used, 10);
-  ck_assert_uint_eq(heap_model_free_pages(model), all - mam__span_pages(model->control->heap.chunks, type));
+  ck_assert_uint_eq(heap_model_free_pages(model), all - mam__span_pages(model->control->heap.tuning, type));
 }
 END_TEST
 

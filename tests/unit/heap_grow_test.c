@@ -104,7 +104,7 @@ static void *malloc_patiently(size_t bytes, unsigned slot) {
     void *block = heap_model_malloc(model, bytes, slot);
     mam__u32 pages = bytes > MAM__CHUNK_BYTES
                          ? (mam__u32)((bytes + MAM__PAGE_BYTES - 1) / MAM__PAGE_BYTES)
-                         : mam__span_pages(model->control->heap.chunks, mam__class_of((mam__u32)bytes));
+                         : mam__span_pages(model->control->heap.tuning, mam__class_of((mam__u32)bytes));
     if (block != NULL || (plea = mam__growth_await(growth(), pages, plea)) == 0)
       return block;
   }

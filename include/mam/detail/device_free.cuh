@@ -47,15 +47,16 @@ MAM__INLINE mam__u32 mam__lanes_or(mam__u32 group, mam__u32 bits) {
 enum { MAM__FREE_GROUPS = 4 };
 
 static __device__ __forceinline__ void mam_free(mam_device_heap heap, void *block) {
-  mam__u64 offset = (mam__u64)block - heap.base;
+  mam__u64 offset = (mam__u64)block - mam__heap_base(&heap);
   mam__u32 entry = 0;
   if (!MAM_HEAP_CHECKED && (offset >> MAM__PAGE_SHIFT) < heap.page_count)
-    entry = mam__load_relaxed_u16(&heap.entries[offset >> MAM__PAGE_SHIFT]);
+    entry = mam__load_relaxed_u16(mam__page_entry(mam__heap_words(&heap), (mam__u32)(offset >> MAM__PAGE_SHIFT)));
   if ((entry & 63) - 1 >= MAM__HEAP_CLASSES) {
     MAM__OUT_OF_SIGHT(mam__free_rest)(heap.control, block);
     return;
   }
   struct mam__bit bit = mam__bit_of(offset, entry);
+  mam__u64 *word = &mam__heap_words(&heap)[bit.word];
   mam__u32 here = __activemask(), group = __match_any_sync(here, bit.word), bits = 1u << bit.bit;
   /* Groups take turns where one lane of each acts alone.  So if there are many small groups, each lane acts for itself.
    * Between the match and this vote, and between the vote and the barrier, lies nothing but arithmetic, so the same
@@ -67,7 +68,7 @@ static __device__ __forceinline__ void mam_free(mam_device_heap heap, void *bloc
     if ((group & mam__lane_below()) != 0)
       return;
   }
-  mam__u64 old = mam__or_release_u64(&mam__heap_words(&heap)[bit.word], bits); /* release: as in mam__chunks_free */
+  mam__u64 old = mam__or_release_u64(word, bits); /* release: as in mam__chunks_free */
   if (mam__word_wrong(old, bits) != 0)
     MAM__OUT_OF_SIGHT(mam__free_wrong)(heap.control, mam__heap_words(&heap), heap.page_count, bit.word, old, bits);
   else if (mam__word_wants_more(old, bits))

@@ -4,9 +4,9 @@
  *
  * The steps of a request:
  *
- *   1. mam__malloc_kind   The lanes that are here with the same kind form a group.  One atomic addition asks the slot
- * of their warp for a ticket each (heap_slots.h).  Most requests end here.  A group that is large enough for whole
- * spans asks for no tickets.
+ *   1. mam__malloc_kind   The lanes that are here with the same kind form a group.  One atomic addition asks
+ * the slot of their warp for a ticket each (heap_slots.h).  Most requests end here.  A group that is large enough for
+ * whole spans asks for no tickets.
  *   2. mam__malloc_more   For the lanes without a ticket.  The first lane refills the slot near the home, if the group
  *                        has that task, or waits for the thread that does (heap_refill.h).  If the slot is dry, or
  *                        pages are scarce, each lane claims a chunk of a span that was split before, where that is
@@ -28,24 +28,26 @@
 
 /* The home of the calling warp, and the number of its slot in each kind. */
 MAM__INLINE mam__u32 mam__home_here(const mam_device_heap &heap) {
-  mam__u32 multiprocessor;
+  mam__u32 multiprocessor, last = mam__tuned_home_last(heap.tuning);
   asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
-  return (multiprocessor < heap.home_last ? multiprocessor : heap.home_last) >> heap.home_shift;
+  return (multiprocessor < last ? multiprocessor : last) >> mam__tuned_home_shift(heap.tuning);
 }
 MAM__INLINE mam__u32 mam__slot_here(const mam_device_heap &heap, mam__u32 home) {
   mam__u32 warp;
   asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
-  return home << heap.warp_bits | (warp & ((1u << heap.warp_bits) - 1));
+  mam__u32 bits = mam__tuned_warp_bits(heap.tuning);
+  return home << bits | (warp & ((1u << bits) - 1));
 }
 
 MAM__INLINE mam__u32 mam__wanted(const mam_device_heap &heap, mam__u32 kind, mam__u32 home) {
-  return kind | home << MAM__REST_HOME | (heap.lazy && mam__kind_type(kind) == 0 ? MAM__REST_LAZY : 0);
+  return kind | home << MAM__REST_HOME |
+         (mam__tuned_lazy(heap.tuning) && mam__kind_type(kind) == 0 ? MAM__REST_LAZY : 0);
 }
 
 /* For count requests for chunks that were refused: whether they are made again, as mam__growth_await. */
 MAM__OUTLINE mam__plea mam__malloc_refused(struct mam__heap_control *control, mam__u32 wanted, mam__u32 count,
                                            mam__plea plea) {
-  mam__u32 pages = mam__span_pages(control->heap.chunks, wanted & MAM__REST_KIND);
+  mam__u32 pages = mam__span_pages(control->heap.tuning, wanted & MAM__REST_KIND);
   plea = MAM__OUT_OF_SIGHT(mam__growth_await)(&control->growth, pages, plea);
   if (plea == 0)
     mam__failed(control, wanted >> MAM__REST_HOME & 1023, count);
@@ -60,7 +62,7 @@ MAM__OUTLINE void *mam__malloc_rest(struct mam__heap_control *control, mam__u32 
   while (control != 0) {
     MAM__FORGET(group); /* what is computed from it is not kept over the first lane's calls */
     if ((wanted & MAM__REST_WHOLE) != 0)
-      slot = mam__whole_rest(&wanted, slot, control->heap.chunks, mam__ones_u32(group));
+      slot = mam__whole_rest(&wanted, slot, control->heap.tuning, mam__ones_u32(group));
     if ((group & mam__lane_below()) == 0) {
       mam__plea plea = claim.address;
       claim = mam__claim_chunks(control, wanted, slot, mam__ones_u32(group));
@@ -118,71 +120,102 @@ MAM__INLINE mam__u32 mam__lanes_without(mam__u32 group, mam__u32 ticket, mam__u3
   return ticket >= limit ? group : group & ~mam__lowest_ones(group, limit - ticket);
 }
 
-/* Serves lanes of a group of which none has a ticket.  It keeps little over its calls: the rest it computes anew from
- * the kind, which it hides from the compiler for that purpose.
+/* For a function that keeps little over its calls: what these return is not kept. */
+MAM__INLINE int mam__is_first(mam__u32 group) {
+  mam__u32 below;
+  asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(below));
+  return (group & below) == 0;
+}
+MAM__INLINE mam__u32 mam__lane_number(void) {
+  mam__u32 number;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(number));
+  return number;
+}
+MAM__INLINE mam__u32 mam__slot_chunks(mam__u32 wanted, mam__u32 slot) {
+  return (1 + mam__request_zero(wanted)) << (slot >> MAM__REST_CHUNKS);
+}
+MAM__INLINE void mam__request_forget(mam__u32 &wanted, mam__u32 &slot, mam__u32 &group) {
+  asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
+}
+
+/* Serves lanes of a group of which none has a ticket.  What it keeps over a call, each frame of a recursive function
+ * keeps.  So it keeps `wanted`, `slot`, `prior`, the group and a slot's word, and computes the rest anew.  ptxas keeps
+ * a register, too, for each place where lanes meet again.  So no call lies in two `if`s, and the loop has one exit.
  *
  * If the slot is dry or pages are scarce, each lane claims a chunk for itself.  Lanes that found none form a group
  * again: those that come to the match together, and all of them go on to mam__malloc_rest. */
 MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted, mam__u32 slot, mam__u32 prior,
                                    mam__u32 group) {
+  const mam__u32 fills = MAM__REST_WHOLE | MAM__REST_REFILL, again = MAM__REST_LAZY | MAM__REST_REFILL;
+  void *block = 0;
+  mam__u32 goes_on;
   MAM__LOOP
-  while ((wanted & MAM__REST_DRY) == 0 && heap.control != 0) {
+  do {
     mam__u64 old = 0;
-    int first = (group & mam__lane_below()) == 0, fills = (wanted & (MAM__REST_WHOLE | MAM__REST_REFILL)) != 0;
     /* Refills come first: a lane of this warp that waits for a refill may wait for one of another warp, whose lanes
      * wait for this one. */
-    if (first && fills) {
-      if ((wanted & MAM__REST_LAZY) != 0 && (wanted & MAM__REST_REFILL) != 0 && prior != MAM__NO_PAGE)
-#if __CUDA_ARCH__ < 800 /* as a part of the kernel it would cost a register too many there */
-        old = MAM__OUT_OF_SIGHT(mam__slot_again_apart)(heap.control, wanted, slot, prior, mam__ones_u32(group));
+    int has_span = (wanted & (again | MAM__REST_DRY)) == again && prior != MAM__NO_PAGE && mam__is_first(group);
+#if __CUDA_ARCH__ < 800 /* as parts of the kernel these steps would cost a register too many there */
+    if (has_span)
+      old = MAM__OUT_OF_SIGHT(mam__slot_again_apart)(heap.control, wanted, slot, prior, mam__ones_u32(group));
 #else
-        old = mam__slot_again(&heap, wanted, slot, prior, mam__ones_u32(group));
-#endif
-      if (old == 0)
-        old = MAM__OUT_OF_SIGHT(mam__slot_anew)(heap.control, heap.base, heap.words, heap.page_count, wanted, slot,
-                                                mam__ones_u32(group));
-      if ((old & MAM__RENEWED) != 0)
-        MAM__OUT_OF_SIGHT(mam__slot_renewed)(heap.control, wanted, slot, prior, old);
-      old = mam__is_renewed(old) ? old & ~(mam__u64)MAM__RENEWED : old | MAM__SLOT_TICKETS;
+    if (has_span) {
+      mam__u32 page = MAM__OUT_OF_SIGHT(mam__ring_take)(heap.control, mam__area_anew(&heap, wanted).words,
+                                                        heap.page_count, wanted, slot, prior);
+      old = page != MAM__NO_PAGE ? mam__slot_again(&heap, slot, page, mam__ones_u32(group)) : mam__request_zero(wanted);
     }
-    asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
-    if (first && !fills)
+#endif
+    mam__request_forget(wanted, slot, group);
+    if ((wanted & fills) != 0 && (wanted & MAM__REST_DRY) == 0 && old == 0 && mam__is_first(group))
+      old = MAM__OUT_OF_SIGHT(mam__slot_anew)(heap.control, heap.base, heap.words, heap.page_count, wanted, slot,
+                                              mam__ones_u32(group));
+    mam__request_forget(wanted, slot, group);
+    if ((old & MAM__RENEWED) != 0)
+      old = MAM__OUT_OF_SIGHT(mam__slot_renewed)(heap.control, wanted, slot, prior, old);
+    mam__request_forget(wanted, slot, group);
+    old |= mam__is_renewed(old) ? 0 : MAM__SLOT_TICKETS;
+    /* By the lane's number: the mask of mam__is_first would be kept over the call, since the rank needs it. */
+    if ((wanted & MAM__REST_WAITS) != 0 && mam__lane_number() == mam__lowest_u32(group))
       old = MAM__OUT_OF_SIGHT(mam__slot_wait)(mam__slot_at(heap.control, slot & MAM__REST_SLOT),
-                                              1u << (slot >> MAM__REST_CHUNKS), mam__ones_u32(group));
-    asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
+                                              mam__slot_chunks(wanted, slot), mam__ones_u32(group));
+    mam__request_forget(wanted, slot, group);
     old = mam__mask_first_u64(group, old); /* all of the group: no lane has left it */
     mam__u32 rank = mam__ones_u32(group & mam__lane_below());
-    mam__u32 ticket = (mam__u32)(old & MAM__SLOT_TICKETS), limit = 1u << (slot >> MAM__REST_CHUNKS);
+    mam__u32 ticket = (mam__u32)(old & MAM__SLOT_TICKETS), limit = mam__slot_chunks(wanted, slot);
     group = mam__lanes_without(group, ticket, limit);
     if (ticket + rank < limit)
-      return mam__chunk_of(mam__slot_address(old), ticket + rank, wanted & MAM__REST_KIND);
-    wanted |= mam__slot_is_dry(old) ? MAM__REST_DRY : 0;
-    if (fills) {
-      if (ticket < limit)
-        wanted &= ~(mam__u32)MAM__REST_REFILL;
-      break;
+      block = mam__chunk_of(mam__slot_address(old), ticket + rank, wanted & MAM__REST_KIND);
+    if ((wanted & MAM__REST_WAITS) != 0) {
+      wanted = (wanted & ~(mam__u32)MAM__REST_WAITS) | mam__slot_rest(old, limit);
+      prior = mam__area_slot_page(mam__area_anew(&heap, wanted), old);
+      goes_on = wanted & MAM__REST_REFILL;
+    } else {
+      wanted &= ticket < limit ? ~(mam__u32)MAM__REST_REFILL : ~0u;
+      goes_on = 0;
     }
-    wanted |= mam__slot_rest(old, limit);
-    prior = mam__slot_page(old, heap.base, heap.page_count);
-    if ((wanted & MAM__REST_REFILL) == 0)
-      break;
+    wanted |= mam__slot_is_dry(old) ? MAM__REST_DRY : 0;
+  } while (block == 0 && goes_on != 0 && (wanted & MAM__REST_DRY) == 0);
+  mam__request_forget(wanted, slot, group);
+  if (block != 0)
+    return block;
+  mam__u64 chunk = 0;
+  if ((wanted & MAM__REST_DRY) != 0)
+    chunk = MAM__OUT_OF_SIGHT(mam__chunk_claim)(mam__area_anew(&heap, wanted).words, heap.page_count,
+                                                wanted & MAM__REST_KIND,
+                                                slot >> MAM__REST_CHUNKS > 5 ? mam__slot_chunks(wanted, slot) >> 5 : 1);
+  if ((chunk & MAM__CHUNK_OTHER) != 0)
+    chunk = MAM__OUT_OF_SIGHT(mam__chunk_return)(mam__area_anew(&heap, wanted).words, heap.page_count, chunk);
+  mam__request_forget(wanted, slot, group);
+  if (chunk != 0) {
+    if (mam__is_first(group) && (wanted & MAM__REST_REFILL) != 0) /* leaves the task to the next request */
+      (void)mam__exchange_release_u64(mam__slot_at(heap.control, slot & MAM__REST_SLOT),
+                                      MAM__SLOT_DRY | mam__slot_chunks(wanted, slot));
+    mam__u32 page = (mam__u32)(chunk >> 8);
+    return mam__chunk_of(mam__area_address(mam__area_anew(&heap, wanted), page), (mam__u32)chunk & 255,
+                         wanted & MAM__REST_KIND);
   }
   if ((wanted & MAM__REST_DRY) != 0) {
-    mam__u32 first = (group & mam__lane_below()) == 0, log2 = slot >> MAM__REST_CHUNKS;
-    mam__u64 chunk = MAM__OUT_OF_SIGHT(mam__chunk_claim)(mam__heap_words(&heap), heap.page_count,
-                                                         wanted & MAM__REST_KIND, log2 > 5 ? 1u << (log2 - 5) : 1);
-    if ((chunk & MAM__CHUNK_OTHER) != 0)
-      chunk = MAM__OUT_OF_SIGHT(mam__chunk_return)(mam__heap_words(&heap), heap.page_count, chunk);
-    if (chunk != 0) {
-      if (first && (wanted & MAM__REST_REFILL) != 0) /* leaves the task to the next request */
-        (void)mam__exchange_release_u64(mam__slot_at(heap.control, slot & MAM__REST_SLOT),
-                                        MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
-      mam__u32 page = (mam__u32)(chunk >> 8);
-      return mam__chunk_of(heap.base + ((mam__u64)page << MAM__PAGE_SHIFT), (mam__u32)chunk & 255,
-                           wanted & MAM__REST_KIND);
-    }
-    if (!first)
-      wanted &= ~(mam__u32)MAM__REST_REFILL;
+    wanted &= mam__is_first(group) ? ~0u : ~(mam__u32)MAM__REST_REFILL;
     group = mam__mask_alike_u64((mam__u64)slot << 32 | wanted);
   }
   return MAM__OUT_OF_SIGHT(mam__malloc_rest)(heap.control, wanted, slot, group);
@@ -191,7 +224,7 @@ MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted,
 /* Allocates a chunk of a kind, whose number, shift and multiple are given. */
 MAM__INLINE void *mam__malloc_kind(const mam_device_heap &heap, mam__u32 home, mam__u32 kind, mam__u32 number,
                                    mam__u32 shift, mam__u32 multiple) {
-  mam__u32 chunks_log2 = mam__span_chunks_log2(heap.chunks, shift);
+  mam__u32 chunks_log2 = mam__span_chunks_log2(heap.tuning, shift);
   mam__u32 slot = number * heap.slot_count + mam__slot_here(heap, home);
   mam__u32 here = __activemask(), group = __match_any_sync(here, kind), count = mam__ones_u32(group);
   mam__u32 rank = mam__ones_u32(group & mam__lane_below());
@@ -208,9 +241,13 @@ MAM__INLINE void *mam__malloc_kind(const mam_device_heap &heap, mam__u32 home, m
   if (mine >> chunks_log2 == 0)
     return (void *)(mam__slot_address(old) + ((mam__u64)(mine * multiple) << (shift + 4)));
   mam__u32 wanted = mam__wanted(heap, kind, home);
-  wanted |= few ? mam__slot_rest(old, 1u << chunks_log2) : (mam__u32)MAM__REST_WHOLE;
+  if (few) {
+    mam__u32 rest = mam__slot_rest(old, 1u << chunks_log2);
+    wanted |= rest != 0 ? rest : (mam__u32)MAM__REST_WAITS;
+  } else if (heap.control != 0) /* a handle of no heap has nothing to do: its bytes are 0, so no group is few */
+    wanted |= MAM__REST_WHOLE;
   chunks_log2 = few ? chunks_log2 : mam__whole_chunks_log2(count, shift, chunks_log2);
-  mam__u32 prior = mam__slot_page(old, heap.base, heap.page_count);
+  mam__u32 prior = mam__heap_page(&heap, old);
   group = mam__lanes_without(mam__mask_of(group), ticket, 1u << chunks_log2);
   return mam__malloc_more(heap, wanted, slot | chunks_log2 << MAM__REST_CHUNKS, prior, group);
 }

@@ -52,22 +52,20 @@ MAM__INLINE void mam__heap_tune(mam_device_heap *heap, mam__u64 bytes, mam__u32 
   mam__u64 share = (bytes / 8) / (roomy ? MAM__ROOMY_SLOT_BYTES : MAM__SLOT_BYTES);
   if (multiprocessors > MAM__HOMES)
     multiprocessors = MAM__HOMES;
-  heap->lazy = (unsigned char)roomy;
-  heap->chunks = bytes >= (mam__u64)MAM__VAST_MIB << 20 ? MAM__VAST_CHUNKS : roomy ? MAM__ROOMY_CHUNKS : MAM__CHUNKS;
-  heap->home_last = (mam__u16)(multiprocessors - 1);
-  heap->warp_bits = heap->home_shift = 0;
+  mam__u64 chunks = bytes >= (mam__u64)MAM__VAST_MIB << 20 ? MAM__VAST_CHUNKS : roomy ? MAM__ROOMY_CHUNKS : MAM__CHUNKS;
+  mam__u32 warp_bits = 0, home_shift = 0, park_bits = 0;
   MAM__LOOP
-  while (heap->warp_bits < MAM__WARP_BITS && share >= (mam__u64)multiprocessors << (heap->warp_bits + 1))
-    heap->warp_bits++;
+  while (warp_bits < MAM__WARP_BITS && share >= (mam__u64)multiprocessors << (warp_bits + 1))
+    warp_bits++;
   MAM__LOOP
-  while (share < multiprocessors >> heap->home_shift && multiprocessors >> heap->home_shift > 1)
-    heap->home_shift++;
-  heap->slot_count = (mam__u16)(((heap->home_last >> heap->home_shift) + 1u) << heap->warp_bits);
-  heap->park_bits = 0;
+  while (share < multiprocessors >> home_shift && multiprocessors >> home_shift > 1)
+    home_shift++;
   MAM__LOOP
-  while (mam__park_count(heap) < multiprocessors * MAM__PARKS &&
-         (mam__park_count(heap) + 1) * (2ull * MAM__PARK_BYTES) <= bytes / 16)
-    heap->park_bits++;
+  while (1u << park_bits >> 1 < multiprocessors * MAM__PARKS &&
+         ((1u << park_bits >> 1) + 1) * (2ull * MAM__PARK_BYTES) <= bytes / 16)
+    park_bits++;
+  heap->tuning = mam__tuning_of(chunks, park_bits, roomy, warp_bits, home_shift, multiprocessors - 1);
+  heap->slot_count = (mam__u16)(mam__tuned_homes(heap->tuning) << warp_bits);
 }
 
 /* The bytes of the control block, with cursors, slots and parks. */
@@ -77,15 +75,15 @@ MAM__INLINE mam__u64 mam__control_bytes(const mam_device_heap *heap) {
               (mam__u64)mam__park_count(heap) * MAM__PARK_WORDS);
 }
 
-/* Writes the control block of a heap whose first superblock is area.  Kernels know the control block at address. */
+/* Writes the control block of a heap whose first superblock is area.  Kernels know the control block at address, a
+ * multiple of 16.  The superblock lies behind it, its pages at most 64 GiB away, which are the metadata of 3 TiB. */
 MAM__INLINE void mam__control_begin(struct mam__heap_control *control, mam__u64 address, struct mam__area area) {
   mam_device_heap *heap = &control->heap;
   heap->control = (struct mam__heap_control *)address;
-  heap->base = area.base;
-  heap->words = (mam__u32)((area.base - (mam__u64)area.words) / 8);
-  heap->entries = mam__area_entries(area);
+  heap->base = (mam__u32)((area.base - address) / 16);
+  heap->words = (mam__u32)(((mam__u64)area.words - address) / 8);
   heap->page_count = area.page_count;
-  control->home_count = mam__home_count(heap);
+  control->home_count = mam__tuned_homes(heap->tuning);
   control->superblock_count = 1;
   control->superblocks[0] = area;
 }
@@ -115,13 +113,13 @@ MAM__INLINE void mam__area_clear(struct mam__area area, mam__u64 rank, mam__u64 
   }
   MAM__LOOP
   for (mam__u64 i = rank; i < area.page_count; i += count)
-    mam__area_entries(area)[i] = 0;
+    *mam__page_entry(area.words, (mam__u32)i) = 0;
   MAM__LOOP
   for (mam__u64 i = rank; i < area.page_count; i += count)
     mam__area_rings(area)[i] = MAM__RING_NONE;
   MAM__LOOP
   for (mam__u64 i = rank; i < area.page_count; i += count)
-    *mam__page_owner(area.words, (mam__u32)i) = 0;
+    mam__area_owners(area)[i] = 0;
   if (rank == 0)
     area.words[-1] = 0;
 }
@@ -130,10 +128,10 @@ MAM__INLINE void mam__area_clear(struct mam__area area, mam__u64 rank, mam__u64 
 MAM__INLINE void mam__slots_clear(struct mam__heap_control *control, mam__u64 rank, mam__u64 count) {
   const mam_device_heap *heap = &control->heap;
   if (rank == 0) {
-    control->mode = heap->lazy ? MAM__MODE_LAZY : MAM__MODE_WATCHED;
+    control->mode = mam__tuned_lazy(heap->tuning) ? MAM__MODE_LAZY : MAM__MODE_WATCHED;
     control->sweep_next = control->sweep_done = 0;
     control->run_cursor = control->kept_cursor = 0;
-    control->kept_end = heap->lazy ? 0 : ~0u;
+    control->kept_end = mam__tuned_lazy(heap->tuning) ? 0 : ~0u;
     control->parked = 0;
     control->parks_held = 0;
   }

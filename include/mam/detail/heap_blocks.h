@@ -84,10 +84,10 @@ MAM__OUTLINE int mam__chunk_is_live(struct mam__heap_control *control, mam__u32 
                                     mam__u32 chunk) {
   mam__u64 first = address - (mam__u64)chunk * mam__class_bytes(kind);
   const struct mam__area *area = MAM__OUT_OF_SIGHT(mam__area_find)(control, address);
-  mam__u16 *place = mam__page_owner(area->words, (mam__u32)((first - area->base) >> MAM__PAGE_SHIFT));
+  mam__u16 *place = &mam__area_owners(*area)[(first - area->base) >> MAM__PAGE_SHIFT];
   MAM__LOOP
   for (mam__u32 i = 0; i < MAM__CHECK_ROUNDS; i++) {
-    mam__u32 owner = mam__load_relaxed_u16(place), bits = control->heap.warp_bits, waits = 0;
+    mam__u32 owner = mam__load_relaxed_u16(place), bits = mam__tuned_warp_bits(control->heap.tuning), waits = 0;
     if (owner == 0 || owner == MAM__OWNER_NONE)
       return owner != 0;
     mam__u32 number = mam__kind_number(kind) * control->heap.slot_count + ((owner - 1) >> bits << bits);
@@ -113,7 +113,7 @@ MAM__OUTLINE struct mam__block mam__block_at(struct mam__heap_control *control, 
     return block;
   mam__u64 offset = address - block.area->base;
   block.page = (mam__u32)(offset >> MAM__PAGE_SHIFT);
-  mam__u32 entry = mam__load_relaxed_u16(&mam__area_entries(*block.area)[block.page]);
+  mam__u32 entry = mam__load_relaxed_u16(mam__page_entry(block.area->words, block.page));
   if (entry == MAM__ENTRY_RUN) {
     if ((offset & (MAM__PAGE_BYTES - 1)) == 0)
       block.pages = mam__run_pages_at(block.area, block.page);

@@ -12,12 +12,12 @@
  *   parks          first word: a header of warp heaps that waits for its next user; second word: a superblock of warp
  *                  heaps that waits (heap_parks.h); 0: nothing
  *
- *   superblock     | owners | shortage, stamp | usage words | page map | class maps | moved | kept | parts |
- *                           ^ area.words - 1  ^ area.words
- *                  | entries | rings | (rest) | pages ... |
- *                                             ^ area.base
+ *   superblock     | entries | shortage, stamp | usage words | page map | class maps | moved | kept | parts |
+ *                            ^ area.words - 1  ^ area.words
+ *                  | owners | rings | (rest) | pages ... |
+ *                                            ^ area.base
  *
- *   owners         16 bits a page: the slot to which the span that begins there was given
+ *   entries        16 bits a page, the first page last: see heap_words.h
  *   shortage       32 bits: what the superblock is known not to have; stamp: 32 bits (heap_shortage.h)
  *   usage words    8 words a page (heap_words.h)
  *   page map       a map with a bit for each page: the truth about whether it is taken (heap_pages.h)
@@ -26,7 +26,7 @@
  *   moved          a bit for each page, in use during a compaction (heap_moved.h)
  *   kept           a map with a bit for each word of the page map: 0 if it is kept for long runs (heap_kept.h)
  *   parts          32 bits for each 64 words of the page map: what this part is known not to have
- *   entries        16 bits a page (heap_words.h)
+ *   owners         16 bits a page: the slot to which the span that begins there was given
  *   rings          16 bits a page: which span of a slot is next (heap_refill.h)
  */
 #ifndef MAM_DETAIL_HEAP_LAYOUT_H
@@ -102,7 +102,7 @@ struct mam__heap_control {
   mam_device_heap heap;
   /* What follows, and the slots behind the control block, lie in the memory sectors in which they were measured.  Where
    * they lie 24 bytes lower, a request that fails beside a million others takes a third longer. */
-  mam__u64 unused[3];
+  mam__u64 unused[5];
   mam__u32 superblock_count; /* atomic: written after a new superblock */
   mam__u32 active;           /* atomic: the superblock to try first; written after it */
   mam__u32 run_cursor;       /* atomic, a hint: where to look for long runs */
@@ -126,8 +126,8 @@ struct mam__heap_control {
 };
 
 MAM__INLINE mam__u64 *mam__cursors(struct mam__heap_control *control) { return (mam__u64 *)(control + 1); }
-/* The word of a slot, by its number among all.  32 bits suffice for its place: a heap has fewer than 2^26 slots, since
- * slot_count has 16 bits.  With 64 a kernel for sm_75 takes two registers more. */
+/* The word of a slot, by its number among all.  32 bits suffice for its place: a heap has fewer than 2^20 slots, since
+ * there are at most 2^14 of each kind.  With 64 a kernel for sm_75 takes two registers more. */
 MAM__INLINE mam__u64 *mam__slot_at(struct mam__heap_control *control, mam__u32 number) {
   mam__u32 offset = (mam__u32)sizeof(struct mam__heap_control) + 8 * (MAM__HOMES + number * MAM__SLOT_WORDS);
   return (mam__u64 *)((char *)control + offset);
@@ -136,19 +136,38 @@ MAM__INLINE mam__u64 *mam__slot_at(struct mam__heap_control *control, mam__u32 n
 MAM__INLINE mam__u64 *mam__parks(struct mam__heap_control *control) {
   return mam__slot_at(control, control->heap.slot_count * MAM__HEAP_KINDS);
 }
-MAM__INLINE mam__u32 mam__home_count(const mam_device_heap *heap) { return (heap->home_last >> heap->home_shift) + 1u; }
-
-/* The usage words of the first superblock, and itself, by a handle. */
+/* The first superblock by a handle: where its pages and its usage words begin, and itself. */
+MAM__INLINE mam__u64 mam__heap_base(const mam_device_heap *heap) {
+  return (mam__u64)heap->control + 16 * (mam__u64)heap->base;
+}
 MAM__INLINE mam__u64 *mam__heap_words(const mam_device_heap *heap) {
-  return (mam__u64 *)(heap->base - 8 * (mam__u64)heap->words);
+  return (mam__u64 *)((mam__u64)heap->control + 8 * (mam__u64)heap->words);
 }
 MAM__INLINE struct mam__area mam__heap_area(const mam_device_heap *heap) {
-  struct mam__area area = {heap->base, mam__heap_words(heap), heap->page_count, 0};
+  struct mam__area area = {mam__heap_base(heap), mam__heap_words(heap), heap->page_count, 0};
   return area;
 }
 
+/* The span of a slot's word as a page of the first superblock; MAM__NO_PAGE if it is not there. */
+MAM__INLINE mam__u32 mam__area_slot_page(struct mam__area area, mam__u64 slot) {
+  mam__u64 page = (slot >> MAM__TICKET_BITS) - (area.base >> MAM__PAGE_SHIFT);
+  return page < area.page_count ? (mam__u32)page : MAM__NO_PAGE;
+}
+MAM__INLINE mam__u32 mam__heap_page(const mam_device_heap *heap, mam__u64 slot) {
+  return mam__area_slot_page(mam__heap_area(heap), slot);
+}
+/* The first superblock, computed anew each time: see mam__request_zero. */
+MAM__INLINE struct mam__area mam__area_anew(const mam_device_heap *heap, mam__u32 wanted) {
+  mam_device_heap known = *heap;
+  known.base += mam__request_zero(wanted);
+  known.words += mam__request_zero(wanted);
+  return mam__heap_area(&known);
+}
+
 /* The number of parks. */
-MAM__INLINE mam__u32 mam__park_count(const mam_device_heap *heap) { return 1u << heap->park_bits >> 1; }
+MAM__INLINE mam__u32 mam__park_count(const mam_device_heap *heap) {
+  return 1u << mam__tuned_park_bits(heap->tuning) >> 1;
+}
 MAM__INLINE mam__u64 mam__park_address(mam__u64 word) { return word >> MAM__PARK_NUMBER_BITS << 4; }
 MAM__INLINE mam__u32 mam__park_number(mam__u64 word) { return (mam__u32)word & ((1u << MAM__PARK_NUMBER_BITS) - 1); }
 
@@ -162,22 +181,19 @@ MAM__INLINE mam__u32 mam__kind_numbered(const struct mam__heap_control *control,
 
 /* ---- Superblocks ---- */
 
-/* The owner of the span that begins at a page.  It is written before the span's words and cleared before its pages are
- * given back.
- *   0                 no span begins there, or it is being made
- *   MAM__OWNER_NONE    the span never was in a slot
- *   other             the slot to which the span was given last: its number in its kind, plus 1 */
-#define MAM__OWNER_NONE 0xffffu
-MAM__INLINE mam__u16 *mam__page_owner(mam__u64 *words, mam__u32 page) { return (mam__u16 *)(words - 1) - 1 - page; }
-MAM__INLINE mam__u64 mam__owners_bytes(mam__u32 pages) { /* rounded so that the usage words share few memory sectors */
+/* The entry of a page.  A free finds it by the usage words alone. */
+MAM__INLINE mam__u16 *mam__page_entry(mam__u64 *words, mam__u32 page) {
+  return (mam__u16 *)(words - 1) - 1 - (mam__u64)page;
+}
+MAM__INLINE mam__u64 mam__entries_bytes(mam__u32 pages) { /* rounded so that the usage words share few memory sectors */
   return ((2 * (mam__u64)pages + 8 + 63) & ~(mam__u64)63) - 8;
 }
 /* Where a superblock's metadata begins; and the same superblock with its metadata copied to another place. */
 MAM__INLINE mam__u64 *mam__area_metadata(struct mam__area area) {
-  return area.words - 1 - mam__owners_bytes(area.page_count) / 8;
+  return area.words - 1 - mam__entries_bytes(area.page_count) / 8;
 }
 MAM__INLINE struct mam__area mam__area_copied(struct mam__area area, mam__u64 *metadata) {
-  area.words = metadata + mam__owners_bytes(area.page_count) / 8 + 1;
+  area.words = metadata + mam__entries_bytes(area.page_count) / 8 + 1;
   return area;
 }
 
@@ -205,10 +221,16 @@ MAM__INLINE mam__u64 *mam__area_kept(struct mam__area area) {
 MAM__INLINE mam__u32 *mam__area_parts(struct mam__area area) {
   return (mam__u32 *)(mam__area_kept(area) + mam__area_part_count(area));
 }
-MAM__INLINE mam__u16 *mam__area_entries(struct mam__area area) {
+/* The owner of the span that begins at a page.  It is written before the span's words and cleared before its pages are
+ * given back.
+ *   0                 no span begins there, or it is being made
+ *   MAM__OWNER_NONE    the span never was in a slot
+ *   other             the slot to which the span was given last: its number in its kind, plus 1 */
+#define MAM__OWNER_NONE 0xffffu
+MAM__INLINE mam__u16 *mam__area_owners(struct mam__area area) {
   return (mam__u16 *)(mam__area_parts(area) + ((mam__area_part_count(area) + 1) & ~1u));
 }
-MAM__INLINE mam__u16 *mam__area_rings(struct mam__area area) { return mam__area_entries(area) + area.page_count; }
+MAM__INLINE mam__u16 *mam__area_rings(struct mam__area area) { return mam__area_owners(area) + area.page_count; }
 MAM__INLINE mam__u64 mam__area_address(struct mam__area area, mam__u32 page) {
   return area.base + ((mam__u64)page << MAM__PAGE_SHIFT);
 }
@@ -218,7 +240,7 @@ MAM__INLINE mam__u32 *mam__area_stamp(struct mam__area area) { return (mam__u32 
 /* The bytes of metadata in front of so many pages. */
 MAM__INLINE mam__u64 mam__area_metadata_bytes(mam__u32 pages) {
   struct mam__area area = {0, 0, pages, 0};
-  return mam__owners_bytes(pages) + 8 + (mam__u64)mam__area_entries(area) + 4 * (mam__u64)pages;
+  return mam__entries_bytes(pages) + 8 + (mam__u64)mam__area_owners(area) + 4 * (mam__u64)pages;
 }
 
 /* Lays a superblock out in bytes of memory at address, a multiple of 8: metadata, then pages up to the end.  Touches no
@@ -232,7 +254,7 @@ MAM__INLINE struct mam__area mam__area_place(mam__u64 address, mam__u64 bytes) {
          end - ((mam__u64)area.page_count << MAM__PAGE_SHIFT) < address + mam__area_metadata_bytes(area.page_count))
     area.page_count--;
   area.base = end - ((mam__u64)area.page_count << MAM__PAGE_SHIFT);
-  area.words = (mam__u64 *)(address + mam__owners_bytes(area.page_count) + 8);
+  area.words = (mam__u64 *)(address + mam__entries_bytes(area.page_count) + 8);
   return area;
 }
 

@@ -43,7 +43,7 @@ MAM__INLINE mam__u64 mam__forwarded(const mam_device_heap *heap, mam__u64 addres
     mam__u32 page = (mam__u32)((address - area.base) >> MAM__PAGE_SHIFT);
     if (area.page_count == 0 || (mam__area_moved(area)[page >> 6] >> (page & 63) & 1) == 0)
       break;
-    mam__u32 entry = mam__area_entries(area)[page];
+    mam__u32 entry = *mam__page_entry(area.words, page);
     page -= mam__entry_back(entry);
     mam__u32 kind = mam__word_class(area.words[(mam__u64)page * MAM__PAGE_WORDS]);
     mam__u32 chunk = mam__span_chunk_at(area, page, kind, address);

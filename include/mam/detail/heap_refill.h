@@ -190,33 +190,32 @@ MAM__OUTLINE mam__u32 mam__ring_take(struct mam__heap_control *control, mam__u64
   return MAM__NO_PAGE;
 }
 
-/* Gives the slot the next span of its ring, if that is empty.  The barrier stands here and not in mam__ring_take: it
- * empties the L1 cache, in which lie the registers that the function gives back to its caller. */
-MAM__INLINE mam__u64 mam__slot_again(const mam_device_heap *heap, mam__u32 wanted, mam__u32 slot, mam__u32 prior,
-                                     mam__u32 count) {
-  mam__u32 page =
-      MAM__OUT_OF_SIGHT(mam__ring_take)(heap->control, mam__heap_words(heap), heap->page_count, wanted, slot, prior);
-  if (page == MAM__NO_PAGE)
-    return 0;
+/* Gives the slot the span that mam__ring_take took.  The barrier stands here and not there: it empties the L1 cache, in
+ * which lie the registers that the function gives back to its caller. */
+MAM__INLINE mam__u64 mam__slot_again(const mam_device_heap *heap, mam__u32 slot, mam__u32 page, mam__u32 count) {
   /* What the chunks' last users did comes before what threads do that find the span in the slot.  Pairs with
    * mam__held_flush. */
   mam__barrier_all();
-  mam__u32 stamp = mam__look_after_barrier_u32(mam__area_stamp(mam__heap_area(heap)));
-  mam__u64 word = mam__slot_of(heap->base + ((mam__u64)page << MAM__PAGE_SHIFT), 0);
+  struct mam__area area = mam__area_anew(heap, page);
+  mam__u32 stamp = mam__look_after_barrier_u32(mam__area_stamp(area));
+  mam__u64 word = mam__slot_of(mam__area_address(area, page), 0);
   (void)mam__exchange_after_barrier_u64(mam__slot_at(heap->control, slot & MAM__REST_SLOT), word | count);
   return word | ((stamp & 1) != 0 ? MAM__REFILL_STAMP >> MAM__REFILL_FLAGS : 0);
 }
 
-/* The same out of line. */
+/* Takes the next span of the slot's ring, if that is empty, and gives it to the slot. */
 MAM__OUTLINE mam__u64 mam__slot_again_apart(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
                                             mam__u32 prior, mam__u32 count) {
-  return mam__slot_again(&control->heap, wanted, slot, prior, count);
+  mam__u32 page = MAM__OUT_OF_SIGHT(mam__ring_take)(control, mam__heap_words(&control->heap), control->heap.page_count,
+                                                    wanted, slot, prior);
+  return page != MAM__NO_PAGE ? mam__slot_again(&control->heap, slot, page, count) : 0;
 }
 
 /* Takes pages of the home and makes a span of them.  With MAM__REST_WHOLE no slot gets it. */
-MAM__OUTLINE mam__u64 mam__slot_anew(struct mam__heap_control *control, mam__u64 base, mam__u32 words_below,
+MAM__OUTLINE mam__u64 mam__slot_anew(struct mam__heap_control *control, mam__u32 base, mam__u32 words,
                                      mam__u32 page_count, mam__u32 wanted, mam__u32 slot, mam__u32 count) {
-  struct mam__area area = {base, (mam__u64 *)(base - 8 * (mam__u64)words_below), page_count, 0};
+  const mam_device_heap known = {control, 0, base, words, page_count, 0, 0};
+  struct mam__area area = mam__heap_area(&known);
   struct mam__renewal renewal = mam__renewal_of(control, wanted, slot);
   mam__u64 held = mam__load_relaxed_u64(mam__renewal_held(control, renewal));
   mam__u64 at = mam__add_relaxed_u64(&mam__cursors(control)[renewal.home], mam__request_pages(wanted, slot));
@@ -247,15 +246,16 @@ MAM__OUTLINE mam__u64 mam__slot_anew(struct mam__heap_control *control, mam__u64
   return mam__slot_of(mam__area_address(area, page), flagged >> MAM__REFILL_FLAGS);
 }
 
-/* Does what a refill has left to do.  renewed: what it returned. */
-MAM__OUTLINE void mam__slot_renewed(MAM__TAG(1) struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
-                                    mam__u32 prior, mam__u64 renewed) {
+/* Does what a refill has left to do.  renewed: what it returned.  Returns the slot's word without tickets. */
+MAM__OUTLINE mam__u64 mam__slot_renewed(MAM__TAG(1) struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
+                                        mam__u32 prior, mam__u64 renewed) {
   mam__u32 flags = (mam__u32)renewed << MAM__REFILL_FLAGS;
   if ((flags & MAM__REFILL_STAMP) != 0)
     MAM__OUT_OF_SIGHT(mam__held_raise)(control, slot & MAM__REST_SLOT);
   MAM__OUT_OF_SIGHT(mam__slot_filled)
   (mam__heap_words(&control->heap), control->heap.page_count, wanted >> MAM__REST_HOME & 1023, control->home_count,
-   prior, flags | mam__slot_page(renewed, control->heap.base, control->heap.page_count));
+   prior, flags | mam__heap_page(&control->heap, renewed));
+  return renewed & ~(mam__u64)MAM__RENEWED;
 }
 
 /* Gives a slot a span of pages of any superblock that the thread took; with MAM__REST_WHOLE no slot gets it. */
@@ -287,7 +287,7 @@ MAM__INLINE struct mam__claim mam__slot_fill_alone(struct mam__heap_control *con
   if ((wanted & MAM__REST_WHOLE) != 0)
     return claim;
   mam__u64 *place = mam__slot_at(control, slot & MAM__REST_SLOT);
-  mam__u32 prior = mam__slot_page(mam__load_relaxed_u64(place), control->heap.base, control->heap.page_count);
+  mam__u32 prior = mam__heap_page(&control->heap, mam__load_relaxed_u64(place));
   flagged |= found.page | mam__slot_publish(control, mam__heap_words(&control->heap), place,
                                             mam__slot_of(claim.address, count), lazy);
   if ((flagged & MAM__REFILL_STAMP) != 0)

@@ -78,7 +78,7 @@ MAM__INLINE mam__u64 mam__run_begin(struct mam__found place, mam__u32 pages) {
   if (place.page == MAM__NO_PAGE)
     return 0;
   mam__u64 *words = &place.area->words[place.page * MAM__PAGE_WORDS];
-  mam__store_relaxed_u16(&mam__area_entries(*place.area)[place.page], MAM__ENTRY_RUN);
+  mam__store_relaxed_u16(mam__page_entry(place.area->words, place.page), MAM__ENTRY_RUN);
   if (pages >> 16 != 0)
     mam__store_relaxed_u64(&words[1], mam__run_word_more(pages));
   mam__store_relaxed_u64(words, mam__run_word(pages));

@@ -73,7 +73,7 @@ MAM__OUTLINE int mam__opening_begin(MAM__TAG(3) struct mam__heap_control *contro
                                     mam__u32 spare) {
   mam__u32 *opening = &control->opening[mam__kind_number(size_class)], seen = mam__load_relaxed_u32(opening);
   mam__u32 most = control->superblocks[0].page_count / MAM__OPENING_SHARE;
-  spare += mam__span_pages(control->heap.chunks, size_class) == 1;
+  spare += mam__span_pages(control->heap.tuning, size_class) == 1;
   if (seen * spare > most)
     return 0;
   /* An addition, because of many that compare and swap at a time one succeeds.  acq_rel: a thread that finds the pages
@@ -192,7 +192,7 @@ MAM__OUTLINE struct mam__claim mam__claim_scarce(struct mam__heap_control *contr
       MAM__FORGET(wanted);
       MAM__FORGET_ADDRESS(control);
       kind = wanted & MAM__REST_KIND;
-      pages = mam__span_pages(control->heap.chunks, kind);
+      pages = mam__span_pages(control->heap.tuning, kind);
       step = MAM__STEP_RECYCLE;
     }
     claim.mask = 0;

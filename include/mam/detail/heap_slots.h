@@ -33,7 +33,7 @@
 
 /* The number of chunks of a slot's span. */
 MAM__INLINE mam__u32 mam__slot_limit(const mam_device_heap *heap, mam__u32 size_class) {
-  return 1u << mam__span_chunks_log2(heap->chunks, mam__class_shift(size_class));
+  return 1u << mam__span_chunks_log2(heap->tuning, mam__class_shift(size_class));
 }
 
 /* A group has 1 << mam__held_shift slots (or parks), so that there are at most 64 groups. */
@@ -86,8 +86,8 @@ MAM__INLINE mam__u32 mam__slot_dry_taken(mam__u64 now, mam__u32 limit) {
 
 /* For count lanes that remain of a group that takes whole spans: the slot with the chunks of the next span.  If they
  * are too few for a whole span, they go to the slot from now on. */
-MAM__INLINE mam__u32 mam__whole_rest(mam__u32 *wanted, mam__u32 slot, mam__u64 chunks, mam__u32 count) {
-  mam__u32 shift = mam__class_shift(*wanted & MAM__REST_KIND), log2 = mam__span_chunks_log2(chunks, shift);
+MAM__INLINE mam__u32 mam__whole_rest(mam__u32 *wanted, mam__u32 slot, mam__u64 tuning, mam__u32 count) {
+  mam__u32 shift = mam__class_shift(*wanted & MAM__REST_KIND), log2 = mam__span_chunks_log2(tuning, shift);
   if (count >> log2 != 0)
     log2 = mam__whole_chunks_log2(count, shift, log2);
   else

@@ -38,12 +38,11 @@
 MAM__INLINE void mam__span_write(struct mam__area area, mam__u32 page, mam__u32 size_class, mam__u32 pages,
                                  mam__u32 chunks, mam__u64 flags, mam__u32 owner) {
   mam__u32 words = (chunks + 31) >> 5;
-  mam__u16 *entries = mam__area_entries(area) + page;
   mam__u64 word = mam__word_of(size_class, pages, words, chunks < 32 ? chunks : 32) | flags;
-  mam__store_relaxed_u16(mam__page_owner(area.words, page), (mam__u16)owner);
+  mam__store_relaxed_u16(&mam__area_owners(area)[page], (mam__u16)owner);
   MAM__LOOP
   for (mam__u32 i = 0; i < pages; i++)
-    mam__store_relaxed_u16(&entries[i], mam__entry_of(size_class, i));
+    mam__store_relaxed_u16(mam__page_entry(area.words, page + i), mam__entry_of(size_class, i));
   MAM__LOOP
   for (mam__u32 i = 0; i < words; i++)
     mam__store_relaxed_u64(&area.words[page * MAM__PAGE_WORDS + i], word);
@@ -78,10 +77,10 @@ MAM__OUTLINE struct mam__claim mam__span_split(struct mam__found found, mam__u32
   free = count < chunks;
   words = (chunks + 31) >> 5;
   count = 0xffffffffu >> (32 - (free ? count : chunks));
-  mam__store_relaxed_u16(mam__page_owner(found.area->words, found.page), MAM__OWNER_NONE);
+  mam__store_relaxed_u16(&mam__area_owners(*found.area)[found.page], MAM__OWNER_NONE);
   MAM__LOOP
   for (mam__u32 i = 0; i < pages; i++)
-    mam__store_relaxed_u16(&mam__area_entries(*found.area)[found.page + i], mam__entry_of(size_class, i));
+    mam__store_relaxed_u16(mam__page_entry(found.area->words, found.page + i), mam__entry_of(size_class, i));
   mam__barrier(); /* release: the entries, which a thread reads when it frees such a chunk */
   MAM__LOOP
   for (mam__u32 i = 0; i < words; i++) {
@@ -172,15 +171,18 @@ enum { MAM__SPAN_ENDED = 0xffffffffu };
 
 /* Ends the span, one of whose words was seen to be empty, if all are.  Returns MAM__SPAN_ENDED or what is left to do.
  * last: the word, if it is the only one. */
-MAM__OUTLINE mam__u32 mam__span_end(mam__u64 *usage, mam__u64 header, mam__u32 page, mam__u64 last) {
+MAM__OUTLINE mam__u32 mam__span_end(mam__u64 *usage, mam__u64 header, mam__u32 page, mam__u32 page_count,
+                                    mam__u64 last) {
+  const struct mam__area area = {0, usage, page_count, 0};
   mam__u64 *words = &usage[page * MAM__PAGE_WORDS];
   mam__u32 count = mam__word_span_words(header);
   int again = 0;
   if (count != 1 && !mam__span_empty(words, header, count, &last))
     return 0;
-  return mam__span_try_end(words, header, count, last, mam__page_owner(usage, page), &again) ? (mam__u32)MAM__SPAN_ENDED
-         : again                                                                             ? MAM__LEFT_AGAIN
-                                                                                             : 0;
+  return mam__span_try_end(words, header, count, last, &mam__area_owners(area)[page], &again)
+             ? (mam__u32)MAM__SPAN_ENDED
+         : again ? MAM__LEFT_AGAIN
+                 : 0;
 }
 
 /* Gives back pages of a span that has ended: bits of one word of the page map.  Returns what is left to do.  It comes
@@ -218,7 +220,7 @@ MAM__INLINE mam__u32 mam__word_changed(struct mam__area area, mam__u32 word, mam
   mam__u32 page = word / MAM__PAGE_WORDS, left = 0;
   if ((mam__word_free(old) | bits) == mam__word_whole(old)) {
     mam__u64 header = old & ~(MAM__FULL_WORD >> 24), last = old | bits;
-    left = MAM__OUT_OF_SIGHT(mam__span_end)(area.words, header, page, last);
+    left = MAM__OUT_OF_SIGHT(mam__span_end)(area.words, header, page, area.page_count, last);
     MAM__FORGET(area.page_count);
     if (left == MAM__SPAN_ENDED)
       return mam__span_pages_free(area, page, mam__word_span_pages(old));

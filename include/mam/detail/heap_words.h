@@ -103,14 +103,43 @@ MAM__INLINE mam__u32 mam__class_bytes(mam__u32 size_class) {
   return mam__class_multiple(size_class, shift) << (shift + 4);
 }
 
-/* A span's number of chunks as a base-2 logarithm, from a heap's tuning (mam_device_heap, chunks), and a span's number
- * of pages. */
-MAM__INLINE mam__u32 mam__span_chunks_log2(mam__u64 chunks, mam__u32 shift) {
-  return (mam__u32)(chunks >> (4 * shift)) & 15;
+/* ---- The tuning word ----
+ *
+ * It is a part of the handle (mam_device_heap, tuning).
+ *
+ *   63       54 53       50 49      46  45   44       40 39                          0
+ *   | home last | home shift | warp bits | lazy | park bits | chunks, 4 bits a shift |
+ *
+ *   home last    a multiprocessor with a greater number counts as this one
+ *   home shift   how many multiprocessors share a slot, as a base-2 logarithm
+ *   warp bits    so many bits of a warp's number tell the slots of one multiprocessor apart
+ *   lazy         whether slots keep empty spans until pages are scarce
+ *   park bits    places for headers of warp heaps that wait for their next user: 0 if there are none, else their
+ *                number's base-2 logarithm plus 1
+ *   chunks       the chunks of a span, as a base-2 logarithm; the least shift lowest */
+
+#define MAM__TUNED_LAZY (1ull << 45)
+MAM__INLINE mam__u64 mam__tuning_of(mam__u64 chunks, mam__u32 park_bits, int lazy, mam__u32 warp_bits,
+                                    mam__u32 home_shift, mam__u32 home_last) {
+  return chunks | (mam__u64)park_bits << 40 | (lazy ? MAM__TUNED_LAZY : 0) | (mam__u64)warp_bits << 46 |
+         (mam__u64)home_shift << 50 | (mam__u64)home_last << 54;
 }
-MAM__INLINE mam__u32 mam__span_pages(mam__u64 chunks, mam__u32 size_class) {
+MAM__INLINE mam__u32 mam__tuned_park_bits(mam__u64 tuning) { return (mam__u32)(tuning >> 40) & 31; }
+MAM__INLINE int mam__tuned_lazy(mam__u64 tuning) { return (tuning & MAM__TUNED_LAZY) != 0; }
+MAM__INLINE mam__u32 mam__tuned_warp_bits(mam__u64 tuning) { return (mam__u32)(tuning >> 46) & 15; }
+MAM__INLINE mam__u32 mam__tuned_home_shift(mam__u64 tuning) { return (mam__u32)(tuning >> 50) & 15; }
+MAM__INLINE mam__u32 mam__tuned_home_last(mam__u64 tuning) { return (mam__u32)(tuning >> 54); }
+MAM__INLINE mam__u32 mam__tuned_homes(mam__u64 tuning) {
+  return (mam__tuned_home_last(tuning) >> mam__tuned_home_shift(tuning)) + 1;
+}
+
+/* A span's number of chunks as a base-2 logarithm, and its number of pages. */
+MAM__INLINE mam__u32 mam__span_chunks_log2(mam__u64 tuning, mam__u32 shift) {
+  return (mam__u32)(tuning >> (4 * shift)) & 15;
+}
+MAM__INLINE mam__u32 mam__span_pages(mam__u64 tuning, mam__u32 size_class) {
   mam__u32 shift = mam__class_shift(size_class);
-  return mam__class_multiple(size_class, shift) << (mam__span_chunks_log2(chunks, shift) + shift + 4 - MAM__PAGE_SHIFT);
+  return mam__class_multiple(size_class, shift) << (mam__span_chunks_log2(tuning, shift) + shift + 4 - MAM__PAGE_SHIFT);
 }
 /* The chunks of a whole span for count lanes, as a base-2 logarithm: as many as there are lanes, in at most 32 pages;
  * but no fewer than a slot's span has.  slot_chunks: these, as a logarithm. */
@@ -224,12 +253,6 @@ MAM__INLINE mam__u64 mam__slot_of(mam__u64 address, mam__u32 tickets) {
 }
 MAM__INLINE int mam__slot_is_dry(mam__u64 slot) { return (slot & ~MAM__SLOT_TICKETS) == MAM__SLOT_DRY; }
 
-/* The span of a slot's word as a page of the first superblock; MAM__NO_PAGE if it is not there. */
-MAM__INLINE mam__u32 mam__slot_page(mam__u64 slot, mam__u64 base, mam__u32 page_count) {
-  mam__u64 page = (slot >> MAM__TICKET_BITS) - (base >> MAM__PAGE_SHIFT);
-  return page < page_count ? (mam__u32)page : MAM__NO_PAGE;
-}
-
 /* ---- Request words ----
  *
  * Two words carry a request for chunks through the functions that serve it: `wanted` and `slot`. */
@@ -247,7 +270,9 @@ enum {
    * dry, and another request has its task; or a refill found that pages are scarce (mam__slot_anew). */
   MAM__REST_DRY = 1 << (MAM__KIND_BITS + 12),
   /* wanted: empty spans are left to their slots. */
-  MAM__REST_LAZY = 1 << (MAM__KIND_BITS + 13)
+  MAM__REST_LAZY = 1 << (MAM__KIND_BITS + 13),
+  /* wanted, in mam__malloc_more alone: another thread refills the slot. */
+  MAM__REST_WAITS = 1 << (MAM__KIND_BITS + 14)
 };
 enum {
   /* slot: from this bit on the base-2 logarithm of a span's chunks. */
@@ -255,6 +280,10 @@ enum {
   /* slot: the bits below are the slot's number among all. */
   MAM__REST_SLOT = (1 << MAM__REST_CHUNKS) - 1
 };
+
+/* 0.  The compiler does not know that, so in a loop that changes `wanted` it computes anew what it adds this to, and
+ * keeps no register for it. */
+MAM__INLINE mam__u32 mam__request_zero(mam__u32 wanted) { return wanted >> 31; }
 
 /* The pages of the span that a request fills a slot with. */
 MAM__INLINE mam__u32 mam__request_pages(mam__u32 wanted, mam__u32 slot) {

@@ -38,14 +38,14 @@ MAM__OUTLINE mam__u64 mam__warp_block_malloc(mam__u32, mam__u32, struct mam__hea
   if (bytes - 1 >= MAM__CHUNK_BYTES)
     return (mam__u64)MAM__OUT_OF_SIGHT(mam__malloc_pages)(home, control, bytes);
   mam__u32 slot = kind * heap.slot_count + mam__slot_here(heap, home), wanted = mam__wanted(heap, kind, home);
-  mam__u32 chunks_log2 = mam__span_chunks_log2(heap.chunks, mam__class_shift(kind));
+  mam__u32 chunks_log2 = mam__span_chunks_log2(heap.tuning, mam__class_shift(kind));
   mam__u64 old = mam__slot_take(mam__slot_at(heap.control, slot), 1);
   mam__u32 ticket = (mam__u32)(old & MAM__SLOT_TICKETS);
   if (ticket >> chunks_log2 == 0)
     return (mam__u64)mam__chunk_of(mam__slot_address(old), ticket, kind);
   wanted |= ticket == 1u << chunks_log2 ? MAM__REST_REFILL : 0;
   slot |= chunks_log2 << MAM__REST_CHUNKS;
-  mam__u32 prior = mam__slot_page(old, heap.base, heap.page_count);
+  mam__u32 prior = mam__heap_page(&heap, old);
   mam__u64 renewed = 0;
   if ((wanted & MAM__REST_REFILL) != 0 && !mam__slot_is_dry(old)) {
     if ((wanted & MAM__REST_LAZY) != 0 && prior != MAM__NO_PAGE)
@@ -53,7 +53,7 @@ MAM__OUTLINE mam__u64 mam__warp_block_malloc(mam__u32, mam__u32, struct mam__hea
     if (renewed == 0)
       renewed = MAM__OUT_OF_SIGHT(mam__slot_anew)(control, heap.base, heap.words, heap.page_count, wanted, slot, 1);
     if ((renewed & MAM__RENEWED) != 0)
-      MAM__OUT_OF_SIGHT(mam__slot_renewed)(control, wanted, slot, prior, renewed);
+      renewed = MAM__OUT_OF_SIGHT(mam__slot_renewed)(control, wanted, slot, prior, renewed);
   }
   if (mam__is_renewed(renewed))
     return mam__slot_address(renewed);
@@ -108,7 +108,7 @@ MAM__INLINE mam__u64 *mam__warp_park_here(const mam_device_heap &heap) {
   asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
   asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
   mam__u32 place = (multiprocessor * MAM__PARKS + warp) & (mam__park_count(&heap) - 1);
-  return heap.park_bits != 0 ? &mam__parks(heap.control)[place * MAM__PARK_WORDS] : 0;
+  return mam__tuned_park_bits(heap.tuning) != 0 ? &mam__parks(heap.control)[place * MAM__PARK_WORDS] : 0;
 }
 
 /* Makes a header for those lanes, of which one calls.  Returns NULL if there is no memory. */
