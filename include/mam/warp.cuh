@@ -35,8 +35,9 @@
 
 typedef struct mam_warp mam_warp;
 
-/* Starts a warp heap for the lanes that make this call together.  They take part from here on.  Returns the header, the
- * same for all of them, or NULL if the device heap has no room.  The header has its first superblock. */
+/* Starts a warp heap for the lanes that make this call together with the same device heap.  They take part from here
+ * on.  Returns the header, the same for all of them, or NULL if the device heap has no room.  The header has its first
+ * superblock. */
 static __device__ mam_warp *mam_warp_start(mam_device_heap heap);
 
 /* Starts a warp heap with other options for the given lanes: a bit for each lane of the warp.  All of these lanes make

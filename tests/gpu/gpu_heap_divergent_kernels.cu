@@ -365,6 +365,34 @@ static __device__ INLINE void two_heaps_turns(const mam_device_heap &heap, const
   }
 }
 
+/* Lanes that come to a call together, each with the handle of its heap. */
+static __device__ INLINE void heap_of_lane_turns(const mam_device_heap &heap, const divergent_job &job,
+                                                 const mam_device_heap &other, const divergent_job &other_job) {
+  diary mine(job), others(other_job);
+  unsigned state = state_begin(job);
+  for (unsigned round = 0; round < job.rounds; round++) {
+    bool elsewhere = next(state) % 2 == 0;
+    mam_device_heap chosen = elsewhere ? other : heap;
+    diary &its = elsewhere ? others : mine;
+    if (round % 8 == 7) {
+      mam_warp *warp = mam_warp_start(chosen);
+      if (its.valid(warp, 16))
+        its.freed++;
+      void *block = mam_warp_malloc(warp, 16);
+      if (its.valid(block, 16))
+        its.freed++;
+      mam_warp_end(warp);
+      continue;
+    }
+    unsigned bytes = round % 2 == 0 ? job.low : size_next(job, state);
+    void *block = mam_malloc(chosen, bytes);
+    if (!its.got(block, bytes))
+      continue;
+    its.leaves(block, bytes);
+    mam_free(chosen, block);
+  }
+}
+
 /* One lane of each thread block at a time is in the heap; the others of its warp spin.  The mail has the lock and the
  * last block. */
 static __device__ INLINE void locks_turns(const mam_device_heap &heap, const divergent_job &job) {
@@ -928,7 +956,7 @@ static __device__ INLINE void recursion_virtual_turns(const mam_device_heap &hea
 #ifndef DIVERGENT_DEEP
 static const word loop_cases =
     CASE(CONTINUE_OWNED) | CASE(CONTINUE_VARIED) | CASE(BREAK) | CASE(RETURN) | CASE(ODD_SHAPE) | CASE(LARGE);
-static const word site_cases = CASE(SITES) | CASE(SWITCH) | CASE(TEMPLATES) | CASE(TWO_HEAPS);
+static const word site_cases = CASE(SITES) | CASE(SWITCH) | CASE(TEMPLATES) | CASE(TWO_HEAPS) | CASE(HEAP_OF_LANE);
 static const word hand_cases = CASE(LOCKS) | CASE(SHARED_BARRIER) | CASE(SHARED_EXCHANGE) | CASE(GLOBAL_EXCHANGE) |
                                CASE(LANE_EXCHANGE) | CASE(DRAIN);
 static const word group_cases = CASE(TILES) | CASE(COALESCED) | CASE(GRID) | CASE(CLUSTER);
@@ -962,6 +990,7 @@ static __global__ void kernel(const __grid_constant__ mam_device_heap heap, cons
   TURNS(SWITCH, switch_turns(heap, job))
   TURNS(TEMPLATES, templates_turns(heap, job))
   TURNS(TWO_HEAPS, two_heaps_turns(heap, job, other, other_job))
+  TURNS(HEAP_OF_LANE, heap_of_lane_turns(heap, job, other, other_job))
   TURNS(LOCKS, locks_turns(heap, job))
   TURNS(SHARED_BARRIER, shared_barrier_turns(heap, job))
   TURNS(SHARED_EXCHANGE, shared_exchange_turns(heap, job))
@@ -1073,6 +1102,7 @@ extern "C" cudaError_t DIVERGENT_LAUNCH(enum divergent_case which, mam_device_he
     START(SWITCH, site_cases)
     START(TEMPLATES, site_cases)
     START(TWO_HEAPS, site_cases)
+    START(HEAP_OF_LANE, site_cases)
     START(LOCKS, hand_cases)
     START(SHARED_BARRIER, hand_cases)
     START(SHARED_EXCHANGE, hand_cases)

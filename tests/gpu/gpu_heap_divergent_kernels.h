@@ -32,6 +32,7 @@ enum divergent_case {
   DIVERGENT_SWITCH,             /* a switch that mixes requests and frees, with cases that fall through */
   DIVERGENT_TEMPLATES,          /* calls nested by templates, each in a branch */
   DIVERGENT_TWO_HEAPS,          /* lanes of one warp in two heaps at once */
+  DIVERGENT_HEAP_OF_LANE,       /* the same by one call, to which each lane gives the handle of its heap */
   DIVERGENT_LOCKS,              /* calls by the lane that holds a lock for which others of its warp spin */
   DIVERGENT_SHARED_BARRIER,     /* blocks change hands through shared memory, between barriers */
   DIVERGENT_SHARED_EXCHANGE,    /* the same by atomic exchanges, without barriers */
@@ -84,7 +85,7 @@ extern "C" {
 #endif
 
 /* Enqueues the case on the stream and returns what the launch answered.  other is a second heap with a job of its own,
- * for DIVERGENT_TWO_HEAPS alone. */
+ * for DIVERGENT_TWO_HEAPS and DIVERGENT_HEAP_OF_LANE. */
 typedef cudaError_t divergent_launch(enum divergent_case which, mam_device_heap heap, struct divergent_job job,
                                      mam_device_heap other, struct divergent_job other_job, cudaStream_t stream);
 

@@ -50,6 +50,7 @@ static const char *const case_names[DIVERGENT_CASES] = {
     [DIVERGENT_SWITCH] = "switch",
     [DIVERGENT_TEMPLATES] = "templates",
     [DIVERGENT_TWO_HEAPS] = "two heaps",
+    [DIVERGENT_HEAP_OF_LANE] = "a heap for each lane",
     [DIVERGENT_LOCKS] = "under a lock",
     [DIVERGENT_SHARED_BARRIER] = "hands, shared memory and barriers",
     [DIVERGENT_SHARED_EXCHANGE] = "hands, shared memory",
@@ -246,7 +247,8 @@ static void site_begin(struct site *site) {
 static void site_expects(struct site *site, const struct divergent_job *job, enum divergent_case which) {
   unsigned long long block = job->high > 64 ? job->high + job->high / 4 : 64;
   unsigned long long threads = (unsigned long long)job->blocks * (which == DIVERGENT_WIDE ? 1024 : job->threads);
-  if (which == DIVERGENT_LARGE || which >= DIVERGENT_WARP_PARTS || threads * block * 16 > site->bytes)
+  if (which == DIVERGENT_LARGE || which == DIVERGENT_HEAP_OF_LANE || which >= DIVERGENT_WARP_PARTS ||
+      threads * block * 16 > site->bytes)
     site->may_refuse++;
 }
 
@@ -333,7 +335,7 @@ static void case_run(const struct variant *variant, enum divergent_case which) {
   (void)fflush(stdout);
   for (unsigned i = 0; i < site_count; i++) {
     run.site = &sites[i];
-    site_sound(&run, which < DIVERGENT_WARP_PARTS);
+    site_sound(&run, which < DIVERGENT_WARP_PARTS && which != DIVERGENT_HEAP_OF_LANE);
   }
 }
 

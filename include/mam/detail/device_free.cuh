@@ -56,8 +56,8 @@ static __device__ __forceinline__ void mam_free(mam_device_heap heap, void *bloc
     return;
   }
   struct mam__bit bit = mam__bit_of(offset, entry);
-  mam__u64 *word = &mam__heap_words(&heap)[bit.word];
-  mam__u32 here = __activemask(), group = __match_any_sync(here, bit.word), bits = 1u << bit.bit;
+  mam__u64 *word = &mam__heap_words(&heap)[bit.word]; /* its address: lanes may free in several heaps */
+  mam__u32 here = __activemask(), group = __match_any_sync(here, (mam__u64)word), bits = 1u << bit.bit;
   /* Groups take turns where one lane of each acts alone.  So if there are many small groups, each lane acts for itself.
    * Between the match and this vote, and between the vote and the barrier, lies nothing but arithmetic, so the same
    * lanes come to all three, and the vote's number is the same for all of them. */

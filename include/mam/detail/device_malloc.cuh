@@ -4,7 +4,7 @@
  *
  * The steps of a request:
  *
- *   1. mam__malloc_kind   The lanes that are here with the same kind form a group.  One atomic addition asks
+ *   1. mam__malloc_kind   The lanes that are here with the same heap and kind form a group.  One atomic addition asks
  * the slot of their warp for a ticket each (heap_slots.h).  Most requests end here.  A group that is large enough for
  * whole spans asks for no tickets.
  *   2. mam__malloc_more   For the lanes without a ticket.  The first lane refills the slot near the home, if the group
@@ -216,7 +216,9 @@ MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted,
   }
   if ((wanted & MAM__REST_DRY) != 0) {
     wanted &= mam__is_first(group) ? ~0u : ~(mam__u32)MAM__REST_REFILL;
-    group = mam__mask_alike_u64((mam__u64)slot << 32 | wanted);
+    /* A slot's word tells the heap and the kind.  What else there is in the request words is alike. */
+    group = mam__mask_alike_u64((mam__u64)mam__slot_at(heap.control, slot & MAM__REST_SLOT) |
+                                ((wanted & MAM__REST_REFILL) != 0));
   }
   return MAM__OUT_OF_SIGHT(mam__malloc_rest)(heap.control, wanted, slot, group);
 }
@@ -226,7 +228,8 @@ MAM__INLINE void *mam__malloc_kind(const mam_device_heap &heap, mam__u32 home, m
                                    mam__u32 shift, mam__u32 multiple) {
   mam__u32 chunks_log2 = mam__span_chunks_log2(heap.tuning, shift);
   mam__u32 slot = number * heap.slot_count + mam__slot_here(heap, home);
-  mam__u32 here = __activemask(), group = __match_any_sync(here, kind), count = mam__ones_u32(group);
+  mam__u32 wish = kind | (mam__u32)heap.number << 16; /* a match of 64 bits takes longer */
+  mam__u32 here = __activemask(), group = __match_any_sync(here, wish), count = mam__ones_u32(group);
   mam__u32 rank = mam__ones_u32(group & mam__lane_below());
   /* A group that is large enough for whole spans asks for no tickets. */
   mam__u64 old = MAM__SLOT_TICKETS;

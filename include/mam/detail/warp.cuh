@@ -145,7 +145,7 @@ static __device__ __forceinline__ mam_warp *mam_warp_start_lanes(mam_device_heap
 
 static __device__ __forceinline__ mam_warp *mam_warp_start(mam_device_heap heap) {
   const mam_warp_options options = MAM_WARP_OPTIONS_INIT;
-  return mam_warp_start_lanes(heap, __activemask(), options, 0);
+  return mam_warp_start_lanes(heap, mam__mask_alike_u64((mam__u64)heap.control), options, 0);
 }
 
 template <typename Group> static __device__ mam_warp *mam_warp_start(mam_device_heap heap, const Group &group) {
