@@ -62,9 +62,10 @@ typedef struct MAM_HeapOptions {
  *
  * cudaSuccess                    *heap is the new heap
  * cudaErrorInvalidValue          heap is NULL, an option is out of its range (MAM_LastError says which), or bytes is
- *                                too little for a heap on this GPU
+ *                                too little for a heap on this GPU, or more than some 3 TiB
  * cudaErrorInvalidResourceHandle there is no such pool
- * cudaErrorMemoryAllocation      the pool has no such piece, or the host has no memory or, with grow_bytes, no thread
+ * cudaErrorMemoryAllocation      the pool has no such piece, or the host has no memory or, with grow_bytes, no thread;
+ *                                or the process has 65,535 heaps
  * cudaErrorNotSupported          the library was built without CUDA; the pool is in host memory, plain or page-locked;
  *                                the driver cannot launch kernels; or, with grow_bytes, it cannot register host memory
  *

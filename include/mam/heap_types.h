@@ -35,7 +35,7 @@ typedef struct mam_device_heap {
   unsigned int words;        /* its usage words begin so many times 8 bytes behind the control block */
   unsigned int page_count;   /* its pages */
   unsigned short slot_count; /* slots of each size class */
-  unsigned short number;     /* no other heap of the process has it at the same time */
+  unsigned short number;     /* no other heap of the process has it at the same time; 0: the handle is of none */
 } mam_device_heap;
 
 /* Deprecated: the name differed from the host's MAM_Heap by case alone. */

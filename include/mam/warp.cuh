@@ -47,7 +47,7 @@ static __device__ mam_warp *mam_warp_start_lanes(mam_device_heap heap, unsigned 
                                                  mam_heap_status *why);
 
 /* Starts a warp heap for a group of cooperative groups within one warp: a tile, or coalesced threads.  All threads of
- * the group make the call. */
+ * the group make the call, with the same device heap. */
 template <typename Group> static __device__ mam_warp *mam_warp_start(mam_device_heap heap, const Group &group);
 
 /* Allocates bytes bytes, rounded up to the header's block size, for the calling lane.  The address is a multiple of 16.

@@ -58,7 +58,7 @@ struct mam_heap_host {
 
 /* Before the first heap: keeps the list whole in a forked child. */
 void heap_list_set_up(void);
-/* Takes a number that no other heap has, for mam_device_heap, and gives it back. */
+/* Takes a number that no other heap has, and no handle of none, for mam_device_heap; gives it back. */
 cudaError_t heap_number_take(unsigned short *number);
 void heap_number_give(unsigned short number);
 void heap_list_add(struct mam_heap_host *heap);

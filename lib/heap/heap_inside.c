@@ -33,8 +33,8 @@ void heap_list_set_up(void) {
   fork_join(FORK_HEAPS, &functions);
 }
 
-/* A bit for each number: 1 if a heap has it.  Protected by heaps_lock. */
-static uint64_t numbers[(USHRT_MAX + 1) / 64];
+/* A bit for each number: 1 if a heap has it.  0 is the number of a handle of no heap.  Protected by heaps_lock. */
+static uint64_t numbers[(USHRT_MAX + 1) / 64] = {1};
 
 cudaError_t heap_number_take(unsigned short *number) {
   enum { WORDS = sizeof numbers / sizeof numbers[0] };
@@ -48,7 +48,7 @@ cudaError_t heap_number_take(unsigned short *number) {
     *number = (unsigned short)(64 * word + bit);
   }
   pthread_mutex_unlock(&heaps_lock);
-  return word < WORDS ? cudaSuccess : error_set(cudaErrorMemoryAllocation, "there are %d heaps", USHRT_MAX + 1);
+  return word < WORDS ? cudaSuccess : error_set(cudaErrorMemoryAllocation, "there are %d heaps already", USHRT_MAX);
 }
 
 void heap_number_give(unsigned short number) {

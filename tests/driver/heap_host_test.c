@@ -149,13 +149,14 @@ START_TEST(heaps_have_numbers_of_their_own) {
   for (unsigned round = 0; round < 3; round++) {
     for (unsigned i = 0; i < HEAPS; i++) {
       OK(MAM_HeapCreate(&heaps[i], pool, &options));
-      ck_assert_uint_lt(handle_of(heaps[i]).number, HEAPS);
+      ck_assert_uint_ne(handle_of(heaps[i]).number, 0); /* that of a handle whose bytes are all 0 */
+      ck_assert_uint_le(handle_of(heaps[i]).number, HEAPS);
       for (unsigned j = 0; j < i; j++)
         ck_assert_uint_ne(handle_of(heaps[i]).number, handle_of(heaps[j]).number);
     }
     OK(MAM_HeapDestroy(heaps[round]));
     OK(MAM_HeapCreate(&heaps[round], pool, &options));
-    ck_assert_uint_eq(handle_of(heaps[round]).number, round);
+    ck_assert_uint_eq(handle_of(heaps[round]).number, round + 1);
     options.bytes = 1024 * (size_t)MIB;
     IS(MAM_HeapCreate(&none, pool, &options), cudaErrorMemoryAllocation);
     options.bytes = MIB;

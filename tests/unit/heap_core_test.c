@@ -16,7 +16,7 @@ static unsigned salt(void);
 
 enum { MIB = 1 << 20, MANY = 1 << 20 };
 
-/* Of layout 2. */
+/* Of layout 3. */
 #define LAYOUT_SUM 0x241d5edc19e28a75ull
 
 static struct heap_model *model;

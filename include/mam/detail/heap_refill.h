@@ -2,14 +2,14 @@
 /*
  * mam/detail/heap_refill.h - how a slot gets its next span.
  *
- *   mam__slot_again    a span that the slot had before and that is empty now
+ *   mam__ring_take     a span that the slot had before and that is empty now; mam__slot_again gives it to the slot
  *   mam__slot_anew     else a span in pages at the home's cursor (heap_homes.h)
  *   mam__slot_renewed  what may follow later: the ring, the page map's upper levels, a span that is to be watched
  *   mam__slot_refill   else a span in pages from anywhere
  *
  * Each of the first two says that the slot is about to hold chunks (control->held, see heap_slots.h), makes the span
- * the slot's, and writes the slot's word.  The third comes after that: other threads wait for the word and none for the
- * rest.
+ * the slot's, and writes the slot's word.  mam__slot_renewed comes after that: other threads wait for the word and none
+ * for the rest.
  *
  * Rings.  In a lazy heap the spans that a slot has had form a ring: each page on which one begins says which is next
  * (mam__area_rings), by a number of 16 bits within the home.  A ring only says where the slot looks first; the usage
@@ -127,12 +127,12 @@ MAM__INLINE void mam__renewal_hold(struct mam__heap_control *control, struct mam
     (void)mam__or_before_barrier_u64(mam__renewal_held(control, renewal), bit);
 }
 
-/* mam__slot_again and mam__slot_anew refill a slot for a thread that has the task.  prior: the page of the slot's last
- * span in the first superblock; not MAM__NO_PAGE.  The first count chunks are the caller's, as far as there are so
- * many. They return the slot's word without tickets, and in place of these what is left for mam__slot_renewed, in the
- * bits of MAM__RENEWED.  If the slot got nothing, they return 0; or MAM__SLOT_DRY, if chunks of split spans are to be
- * looked for before pages elsewhere.  Other threads wait for them, so they call little, and what they have to load is
- * under way together. */
+/* mam__slot_again, after mam__ring_take, and mam__slot_anew refill a slot for a thread that has the task.  prior: the
+ * page of the slot's last span in the first superblock; not MAM__NO_PAGE.  The first count chunks are the caller's, as
+ * far as there are so many.  They return the slot's word without tickets, and in place of these what is left for
+ * mam__slot_renewed, in the bits of MAM__RENEWED.  If mam__slot_anew got nothing, it returns 0; or MAM__SLOT_DRY, if
+ * chunks of split spans are to be looked for before pages elsewhere.  Other threads wait for them, so they call little,
+ * and what they have to load is under way together. */
 enum { MAM__RENEWED = 15 };
 MAM__INLINE int mam__is_renewed(mam__u64 renewed) { return renewed > MAM__SLOT_DRY; }
 
