@@ -31,7 +31,7 @@ enum { COROUTINES_WORK = true };
 
 static jmp_buf coroutine_places[COROUTINES], coroutine_caller;
 static bool coroutine_began[COROUTINES], coroutine_lives[COROUTINES];
-static _Alignas(16) char coroutine_stacks[COROUTINES][COROUTINE_STACK_BYTES];
+static char coroutine_stacks[COROUTINES][COROUTINE_STACK_BYTES] __attribute__((aligned(16)));
 static void (*coroutine_body)(int which);
 /* Which coroutine runs, -1: none.  Volatile, because it changes over each yield: a compiler that sees through the calls
  * could keep the old value. */

@@ -16,6 +16,8 @@
  *   MAM__ATOMICS_PAUSE()      called instead of a rest
  *   MAM__ATOMICS_TIME_NS()    the time
  *   MAM__ATOMICS_SALT()       what mam__salt returns
+ *   MAM__ATOMICS_LANES        host threads are lanes; the test says which (mam__lane_self and so on), and defines
+ * CUDA's collectives
  */
 #ifndef MAM_DETAIL_ATOMICS_H
 #define MAM_DETAIL_ATOMICS_H
@@ -99,9 +101,11 @@ MAM__INLINE mam__tagged<Number, Result, Values...> mam__out_of_sight(Result (*fu
 /* Makes the compiler compute again what it has computed from a variable, instead of keeping it in a register. */
 #if MAM__ON_DEVICE
 #define MAM__FORGET(variable) asm volatile("" : "+r"(variable))
+#define MAM__FORGET_THREE(one, two, three) asm volatile("" : "+r"(one), "+r"(two), "+r"(three))
 #define MAM__FORGET_ADDRESS(variable) asm volatile("" : "+l"(variable))
 #else
 #define MAM__FORGET(variable) ((void)(variable))
+#define MAM__FORGET_THREE(one, two, three) ((void)(one), (void)(two), (void)(three))
 #define MAM__FORGET_ADDRESS(variable) ((void)(variable))
 #endif
 
@@ -267,75 +271,38 @@ MAM__INLINE mam__u32 mam__leading_zeros_u64(mam__u64 value) { return (mam__u32)_
 MAM__INLINE mam__u32 mam__ones_u32(mam__u32 value) { return (mam__u32)__popc(value); }
 MAM__INLINE mam__u32 mam__ones_u64(mam__u64 value) { return (mam__u32)__popcll(value); }
 
-/* ---- Lanes that act together ----
- *
- * A collective (shuffle, vote, match, __syncwarp) names lanes, and all of them make it.  Lanes that part at a branch
- * meet again where the branch ends.  Other lanes may run on beside them there, for instance from another iteration of a
- * loop. So two things can be known of a mask, and libmam's device code relies on no third:
- *
- * 1. At once.  Between __activemask() and a match or a vote lies nothing but arithmetic.  The lanes that __activemask()
- *    names, and no others, make the collective.  __activemask() is used for nothing else: it says which lanes are here,
- *    not which will come.
- * 2. Later.  The mask is a value of each lane, made by mam__mask_of.  The compiler compares it between the lanes that
- * are here, and serves the lanes of each mask by themselves.  All lanes of one mask take the same branches to the
- *    collective, or lanes that leave are taken out of the mask, by arithmetic that all of them do alike.
- *
- * The second needs mam__mask_of.  ptxas (13.0) assumes that the result of a vote, and sometimes that of a match, is the
- * same in all lanes that run together.  That is true until lanes part.  After that ptxas compiles the collective for
- * the mask of one lane, and a lane of another set beside it reads a lane that has not arrived.  (An atomic operation
- * under a predicate does not help: ptxas makes a branch of it.) */
-struct mam__lanes {
-  mam__u32 mask, rank, count;
-};
-
-/* The lanes below the calling one. */
+MAM__INLINE mam__u32 mam__multiprocessor(void) {
+  mam__u32 number;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
+  return number;
+}
+MAM__INLINE mam__u32 mam__warp_number(void) {
+  mam__u32 number;
+  asm volatile("mov.u32 %0, %%warpid;" : "=r"(number));
+  return number;
+}
+MAM__INLINE mam__u32 mam__lane_number(void) {
+  mam__u32 number;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(number));
+  return number;
+}
+/* The calling lane, and the lanes below it. */
+MAM__INLINE mam__u32 mam__lane_self(void) {
+  mam__u32 mask;
+  asm("mov.u32 %0, %%lanemask_eq;" : "=r"(mask));
+  return mask;
+}
 MAM__INLINE mam__u32 mam__lane_below(void) {
   mam__u32 mask;
   asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
   return mask;
 }
-/* Adds the calling lane to a mask that has it already.  The compiler then knows that the mask may differ between lanes,
- * since a lane's own bit does. */
-MAM__INLINE mam__u32 mam__mask_of(mam__u32 mask) {
-  mam__u32 self;
-  asm("mov.u32 %0, %%lanemask_eq;" : "=r"(self));
-  return mask | self;
+/* Whether the lane is the first of a group that it is in.  The compiler does not keep what this returns. */
+MAM__INLINE int mam__is_first(mam__u32 group) {
+  mam__u32 below;
+  asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(below));
+  return (group & below) == 0;
 }
-/* The lanes that are here together with the calling one and have the same value. */
-MAM__INLINE mam__u32 mam__mask_alike_u64(mam__u64 value) {
-  return mam__mask_of(__match_any_sync(__activemask(), value));
-}
-
-MAM__INLINE struct mam__lanes mam__lanes_of(mam__u32 mask) {
-  struct mam__lanes lanes = {mask, mam__ones_u32(mask & mam__lane_below()), mam__ones_u32(mask)};
-  return lanes;
-}
-/* A lane that acts alone. */
-MAM__INLINE struct mam__lanes mam__lanes_alone(void) {
-  struct mam__lanes lanes = {0, 0, 1};
-  asm("mov.u32 %0, %%lanemask_eq;" : "=r"(lanes.mask));
-  return lanes;
-}
-/* All of the lanes come here.  What each did before comes before what any of them does after. */
-MAM__INLINE void mam__lanes_sync(struct mam__lanes lanes) { __syncwarp(lanes.mask); }
-/* The first lane's value, for all of the lanes, which all come here.  What the first lane did and saw before comes
- * before what the others do after; a shuffle alone orders no memory. */
-MAM__INLINE mam__u64 mam__mask_first_u64(mam__u32 mask, mam__u64 value) {
-  __syncwarp(mask);
-  return __shfl_sync(mask, value, (int)mam__lowest_u32(mask));
-}
-MAM__INLINE mam__u32 mam__mask_first_u32(mam__u32 mask, mam__u32 value) {
-  __syncwarp(mask);
-  return __shfl_sync(mask, value, (int)mam__lowest_u32(mask));
-}
-MAM__INLINE mam__u64 mam__lanes_first_u64(struct mam__lanes lanes, mam__u64 value) {
-  return mam__mask_first_u64(lanes.mask, value);
-}
-MAM__INLINE mam__u32 mam__lanes_first_u32(struct mam__lanes lanes, mam__u32 value) {
-  return mam__mask_first_u32(lanes.mask, value);
-}
-/* Whether it is so for all of the lanes, which all come here. */
-MAM__INLINE int mam__lanes_all(struct mam__lanes lanes, int is_so) { return __all_sync(lanes.mask, is_so); }
 
 #else
 
@@ -452,6 +419,71 @@ MAM__INLINE mam__u32 mam__leading_zeros_u64(mam__u64 value) {
 }
 MAM__INLINE mam__u32 mam__ones_u32(mam__u32 value) { return (mam__u32)__builtin_popcount(value); }
 MAM__INLINE mam__u32 mam__ones_u64(mam__u64 value) { return (mam__u32)__builtin_popcountll(value); }
+
+#endif
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__) || defined(MAM__ATOMICS_LANES)
+
+/* ---- Lanes that act together ----
+ *
+ * A collective (shuffle, vote, match, __syncwarp) names lanes, and all of them make it.  Lanes that part at a branch
+ * meet again where the branch ends.  Other lanes may run on beside them there, for instance from another iteration of a
+ * loop. So two things can be known of a mask, and libmam's device code relies on no third:
+ *
+ * 1. At once.  Between __activemask() and a match or a vote lies nothing but arithmetic.  The lanes that __activemask()
+ *    names, and no others, make the collective.  __activemask() is used for nothing else: it says which lanes are here,
+ *    not which will come.
+ * 2. Later.  The mask is a value of each lane, made by mam__mask_of.  The compiler compares it between the lanes that
+ * are here, and serves the lanes of each mask by themselves.  All lanes of one mask take the same branches to the
+ *    collective, or lanes that leave are taken out of the mask, by arithmetic that all of them do alike.
+ *
+ * The second needs mam__mask_of.  ptxas (13.0) assumes that the result of a vote, and sometimes that of a match, is the
+ * same in all lanes that run together.  That is true until lanes part.  After that ptxas compiles the collective for
+ * the mask of one lane, and a lane of another set beside it reads a lane that has not arrived.  (An atomic operation
+ * under a predicate does not help: ptxas makes a branch of it.) */
+struct mam__lanes {
+  mam__u32 mask, rank, count;
+};
+
+/* Adds the calling lane to a mask that has it already.  The compiler then knows that the mask may differ between lanes,
+ * since a lane's own bit does. */
+MAM__INLINE mam__u32 mam__mask_of(mam__u32 mask) { return mask | mam__lane_self(); }
+/* The lanes that are here together with the calling one and have the same value. */
+MAM__INLINE mam__u32 mam__mask_alike_u64(mam__u64 value) {
+  return mam__mask_of(__match_any_sync(__activemask(), value));
+}
+
+MAM__INLINE struct mam__lanes mam__lanes_of(mam__u32 mask) {
+  struct mam__lanes lanes = {mask, mam__ones_u32(mask & mam__lane_below()), mam__ones_u32(mask)};
+  return lanes;
+}
+/* A lane that acts alone. */
+MAM__INLINE struct mam__lanes mam__lanes_alone(void) {
+  struct mam__lanes lanes = {mam__lane_self(), 0, 1};
+  return lanes;
+}
+/* All of the lanes come here.  What each did before comes before what any of them does after. */
+MAM__INLINE void mam__lanes_sync(struct mam__lanes lanes) { __syncwarp(lanes.mask); }
+/* The first lane's value, for all of the lanes, which all come here.  What the first lane did and saw before comes
+ * before what the others do after; a shuffle alone orders no memory. */
+MAM__INLINE mam__u64 mam__mask_first_u64(mam__u32 mask, mam__u64 value) {
+  __syncwarp(mask);
+  return __shfl_sync(mask, value, (int)mam__lowest_u32(mask));
+}
+MAM__INLINE mam__u32 mam__mask_first_u32(mam__u32 mask, mam__u32 value) {
+  __syncwarp(mask);
+  return __shfl_sync(mask, value, (int)mam__lowest_u32(mask));
+}
+MAM__INLINE mam__u64 mam__lanes_first_u64(struct mam__lanes lanes, mam__u64 value) {
+  return mam__mask_first_u64(lanes.mask, value);
+}
+MAM__INLINE mam__u32 mam__lanes_first_u32(struct mam__lanes lanes, mam__u32 value) {
+  return mam__mask_first_u32(lanes.mask, value);
+}
+/* Whether it is so for all of the lanes, which all come here. */
+MAM__INLINE int mam__lanes_all(struct mam__lanes lanes, int is_so) { return __all_sync(lanes.mask, is_so); }
+
+#else
 
 /* A host thread is a warp of one lane. */
 struct mam__lanes {

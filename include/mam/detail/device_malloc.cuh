@@ -28,14 +28,11 @@
 
 /* The home of the calling warp, and the number of its slot in each kind. */
 MAM__INLINE mam__u32 mam__home_here(const mam_device_heap &heap) {
-  mam__u32 multiprocessor, last = mam__tuned_home_last(heap.tuning);
-  asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+  mam__u32 last = mam__tuned_home_last(heap.tuning), multiprocessor = mam__multiprocessor();
   return (multiprocessor < last ? multiprocessor : last) >> mam__tuned_home_shift(heap.tuning);
 }
 MAM__INLINE mam__u32 mam__slot_here(const mam_device_heap &heap, mam__u32 home) {
-  mam__u32 warp;
-  asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
-  mam__u32 bits = mam__tuned_warp_bits(heap.tuning);
+  mam__u32 warp = mam__warp_number(), bits = mam__tuned_warp_bits(heap.tuning);
   return home << bits | (warp & ((1u << bits) - 1));
 }
 
@@ -120,22 +117,12 @@ MAM__INLINE mam__u32 mam__lanes_without(mam__u32 group, mam__u32 ticket, mam__u3
   return ticket >= limit ? group : group & ~mam__lowest_ones(group, limit - ticket);
 }
 
-/* For a function that keeps little over its calls: what these return is not kept. */
-MAM__INLINE int mam__is_first(mam__u32 group) {
-  mam__u32 below;
-  asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(below));
-  return (group & below) == 0;
-}
-MAM__INLINE mam__u32 mam__lane_number(void) {
-  mam__u32 number;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(number));
-  return number;
-}
+/* For a function that keeps little over its calls: the compiler does not keep what this returns. */
 MAM__INLINE mam__u32 mam__slot_chunks(mam__u32 wanted, mam__u32 slot) {
   return (1 + mam__request_zero(wanted)) << (slot >> MAM__REST_CHUNKS);
 }
 MAM__INLINE void mam__request_forget(mam__u32 &wanted, mam__u32 &slot, mam__u32 &group) {
-  asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
+  MAM__FORGET_THREE(wanted, slot, group);
 }
 
 /* Serves lanes of a group of which none has a ticket.  What it keeps over a call, each frame of a recursive function
