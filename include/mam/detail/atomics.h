@@ -16,8 +16,7 @@
  *   MAM__ATOMICS_PAUSE()      called instead of a rest
  *   MAM__ATOMICS_TIME_NS()    the time
  *   MAM__ATOMICS_SALT()       what mam__salt returns
- *   MAM__ATOMICS_LANES        host threads are lanes; the test says which (mam__lane_self and so on), and defines
- * CUDA's collectives
+ *   MAM__ATOMICS_LANES        host threads are lanes, and the test defines which they are and CUDA's collectives
  */
 #ifndef MAM_DETAIL_ATOMICS_H
 #define MAM_DETAIL_ATOMICS_H

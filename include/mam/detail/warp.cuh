@@ -104,9 +104,7 @@ MAM__INLINE bool mam__warp_is_usual(mam_warp_options options) {
 
 /* The park of the calling warp; NULL if the heap is too small to have any. */
 MAM__INLINE mam__u64 *mam__warp_park_here(const mam_device_heap &heap) {
-  mam__u32 multiprocessor, warp;
-  asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
-  asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
+  mam__u32 multiprocessor = mam__multiprocessor(), warp = mam__warp_number();
   mam__u32 place = (multiprocessor * MAM__PARKS + warp) & (mam__park_count(&heap) - 1);
   return mam__tuned_park_bits(heap.tuning) != 0 ? &mam__parks(heap.control)[place * MAM__PARK_WORDS] : 0;
 }
