@@ -209,9 +209,10 @@ typedef struct MAM_HeapTypeOptions {
 #define MAM_HEAP_TYPE_OPTIONS_INIT { sizeof(MAM_HeapTypeOptions), 0, NULL, 0 }
 /* clang-format on */
 
-/* Registers a type of objects, for mam_malloc_typed, and writes its number to *type, which is never 0.  The type lasts
- * until the heap is destroyed.  A registered pointer in an object is NULL or points anywhere.  A compaction rewrites
- * one that points into an object that moves.  No kernel may use the heap during the call.
+/* Registers a type of objects, for mam_malloc_typed, and writes its number to *type, which is never 0.  The type is
+ * one of this heap and of no other, and lasts until the heap is destroyed.  A registered pointer in an object is NULL
+ * or points anywhere.  A compaction rewrites one that points into an object that moves.  No kernel may use the heap
+ * during the call.
  *
  * cudaErrorInvalidValue          options or type is NULL, or an option is out of its range (MAM_LastError says which)
  * cudaErrorMemoryAllocation      the heap has MAM_HEAP_TYPES types already, or the host has no memory */

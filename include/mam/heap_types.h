@@ -19,7 +19,7 @@ enum { MAM_HEAP_SUPERBLOCKS = 64 };
 /* The most types of a heap. */
 enum { MAM_HEAP_TYPES = 15 };
 
-/* The number of a type of objects in one heap, from MAM_HeapRegisterType.  0 is no type. */
+/* A type of objects of one heap, from MAM_HeapRegisterType.  It is no type of another heap.  0 is no type. */
 typedef unsigned int mam_type;
 
 struct mam__heap_control;

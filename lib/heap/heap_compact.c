@@ -113,7 +113,7 @@ static cudaError_t register_type(const struct heap_inside *inside, struct heap_c
   compact->types++;
   if (compact->pointers_most < info.pointer_count)
     compact->pointers_most = info.pointer_count;
-  *type = info.kind;
+  *type = mam__type_of(info.kind, inside->handle->number);
   return cudaSuccess;
 }
 
@@ -391,7 +391,9 @@ cudaError_t MAM_HeapCompactEnd(MAM_Heap heap) {
 static cudaError_t list(const struct heap_inside *inside, struct heap_compact *compact, mam_type type, void **objects,
                         size_t capacity, size_t *count) {
   struct mam_compact work;
-  mam__u32 number = mam__kind_type(type);
+  mam__u32 number = mam__kind_type(mam__type_kind(type));
+  if (mam__type_heap(type) != inside->handle->number)
+    return error_set(cudaErrorInvalidValue, "type %u belongs to another heap, or is none", type);
   if (number == 0 || number > compact->types)
     return error_set(cudaErrorInvalidValue, "the heap has no type %u", type);
   cudaError_t error = prepare(inside, compact, &work);

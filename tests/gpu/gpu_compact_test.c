@@ -312,6 +312,44 @@ START_TEST(moved_pages_serve_large_requests_again) {
 }
 END_TEST
 
+/* ---- Types ---- */
+
+/* A program has two heaps and takes a type of one for one of the other.  That heap has no type of the number, or one of
+ * another size. */
+START_TEST(a_type_is_one_of_its_heap_alone) {
+  struct gpu_heap mine = gpu_heap_of(16 * MIB), other = gpu_heap_of(16 * MIB);
+  struct gpu_compact_tally *tally = gpu_heap_array(sizeof *tally);
+  static const unsigned sizes[] = {4096, 64, 32768};
+  MAM_HeapInfo info = {.struct_size = sizeof info};
+  struct gpu_objects objects = {.count = 4096};
+  mam_type own = type_new(&other, 512);
+  objects.table = gpu_heap_array(objects.count * sizeof *objects.table);
+  for (unsigned i = 0; i < 3; i++) {
+    size_t count = 77;
+    objects.bytes = sizes[i];
+    objects.type = type_new(&mine, sizes[i]);
+    tally->refused = 0;
+    GPU_OK(gpu_compact_create(other.handle, objects, tally));
+    GPU_OK(cudaDeviceSynchronize());
+    for (unsigned j = 0; j < objects.count; j++)
+      ck_assert_msg(objects.table[j] == NULL, "%u bytes: object %u is at %p", sizes[i], j, (void *)objects.table[j]);
+    ck_assert_uint_eq(tally->refused, objects.count);
+    MAM_IS(MAM_HeapObjects(other.heap, objects.type, NULL, 0, &count), cudaErrorInvalidValue);
+    ck_assert_uint_eq(count, 77);
+    ck_assert_uint_ne(objects.type, own);
+  }
+  MAM_OK(MAM_HeapGetInfo(other.heap, &info));
+  ck_assert_uint_eq(info.live_count, 0);
+  objects.bytes = 512;
+  objects.type = own;
+  objects.count = 1000;
+  tally->refused = 0;
+  GPU_OK(gpu_compact_create(other.handle, objects, tally));
+  GPU_OK(cudaDeviceSynchronize());
+  ck_assert_uint_eq(tally->refused, 0);
+}
+END_TEST
+
 /* ---- Misuse ------------------------------------------------------------------------------------------------------ */
 
 START_TEST(use_during_a_compaction_is_refused) {
@@ -422,6 +460,7 @@ static Suite *compact_suite(void) {
   tcase_add_test(misuse, use_during_a_compaction_is_refused);
   tcase_add_test(misuse, a_kernel_that_allocates_meanwhile_is_noticed);
   tcase_add_test(misuse, wrong_arguments_are_refused);
+  tcase_add_test(misuse, a_type_is_one_of_its_heap_alone);
   return suite;
 }
 

@@ -365,27 +365,41 @@ static __device__ INLINE void two_heaps_turns(const mam_device_heap &heap, const
   }
 }
 
-/* Lanes that come to a call together, each with the handle of its heap. */
+/* Counts what a handle of no heap gave. */
+static __device__ INLINE void none_has(const divergent_job &job, const void *first, const void *second) {
+  if (first == NULL && second == NULL)
+    return;
+  count(&job.tally->wild, 1);
+  job.tally->first_wild = (uint64_t)(first != NULL ? first : second);
+}
+
+/* Lanes that come to a call together, each with the handle of its heap, or of none. */
 static __device__ INLINE void heap_of_lane_turns(const mam_device_heap &heap, const divergent_job &job,
                                                  const mam_device_heap &other, const divergent_job &other_job) {
   diary mine(job), others(other_job);
   unsigned state = state_begin(job);
   for (unsigned round = 0; round < job.rounds; round++) {
-    bool elsewhere = next(state) % 2 == 0;
-    mam_device_heap chosen = elsewhere ? other : heap;
-    diary &its = elsewhere ? others : mine;
+    unsigned which = next(state) % 5;
+    mam_device_heap none = {}, chosen = which == 0 ? none : which % 2 == 0 ? other : heap;
+    diary &its = which != 0 && which % 2 == 0 ? others : mine;
     if (round % 8 == 7) {
       mam_warp *warp = mam_warp_start(chosen);
-      if (its.valid(warp, 16))
-        its.freed++;
       void *block = mam_warp_malloc(warp, 16);
-      if (its.valid(block, 16))
-        its.freed++;
+      if (which == 0)
+        none_has(job, warp, block);
+      else {
+        its.freed += its.valid(warp, 16);
+        its.freed += its.valid(block, 16);
+      }
       mam_warp_end(warp);
       continue;
     }
     unsigned bytes = round % 2 == 0 ? job.low : size_next(job, state);
     void *block = mam_malloc(chosen, bytes);
+    if (which == 0) {
+      none_has(job, block, NULL);
+      continue;
+    }
     if (!its.got(block, bytes))
       continue;
     its.leaves(block, bytes);

@@ -111,9 +111,30 @@ static void claim_quickly(mam__u32 size_class) {
     hold(block);
 }
 
+/* Searches for a run of pages until it has one or there is none. */
+static struct mam__found search(mam__u32 pages) {
+  mam__u32 step = MAM__SEARCH_NEAR, at = model->control->active, home = 0, page = MAM__NO_PAGE;
+  while (step != MAM__SEARCH_END && page == MAM__NO_PAGE)
+    page = mam__search_turn(model->control, pages, &home, &step, &at, page);
+  struct mam__found found = {mam__search_area(model->control, at), page};
+  return found;
+}
+
+/* Takes pages and makes a span of them whose first count chunks are the caller's, as a pass does. */
+static struct mam__claim claim_own(mam__u32 size_class, mam__u32 pages, mam__u32 count) {
+  struct mam__claim none = {0, 0, 0};
+  if (mam__pages_before(model->control, size_class, 0, pages, count, 1) != MAM__PAGES_SEARCH)
+    return none;
+  struct mam__found found = search(pages);
+  if (found.page != MAM__NO_PAGE)
+    return mam__span_begin(model->control, size_class, 0, pages, count, 1, found);
+  if (mam__span_is_shared(size_class, pages, count))
+    mam__opening_end(model->control, size_class);
+  return none;
+}
+
 static void claim_of_a_new_span(mam__u32 size_class) {
-  struct mam__claim claim =
-      mam__claim_own(model->control, size_class, mam__span_pages(model->control->heap.tuning, size_class), 1);
+  struct mam__claim claim = claim_own(size_class, mam__span_pages(model->control->heap.tuning, size_class), 1);
   if (claim.mask != 0)
     hold((void *)(uintptr_t)mam__claim_chunk(claim, 0));
 }
@@ -297,7 +318,7 @@ static const char *explore(const struct scenario *explored, size_t heap_bytes, s
 static void prepare_blocks(mam__u32 size_class, unsigned count) {
   mam__u32 limit = mam__slot_limit(&model->control->heap, size_class);
   mam__u32 pages = mam__span_pages(model->control->heap.tuning, size_class);
-  struct mam__claim claim = mam__claim_own(model->control, size_class, pages, count);
+  struct mam__claim claim = claim_own(size_class, pages, count);
   for (unsigned i = 0; i < count; i++)
     prepared[i] = (void *)(uintptr_t)mam__claim_chunk(claim, i);
   ck_assert_uint_le(count, limit);
@@ -348,7 +369,7 @@ static void one_free_in_two_words(void) {
 /* A part of a span: one page with 85 chunks of 48 bytes, all of them used.  16 bytes are left. */
 enum { CLASS_WITH_TAIL = 2, TAIL_CHUNK = 85 };
 static void full_part(void) {
-  struct mam__claim claim = mam__claim_own(model->control, CLASS_WITH_TAIL, 1, 32);
+  struct mam__claim claim = claim_own(CLASS_WITH_TAIL, 1, 32);
   prepared[0] = (void *)(uintptr_t)mam__claim_chunk(claim, 0);
   for (unsigned used = 32; used < TAIL_CHUNK; used += mam__ones_u32(claim.mask)) {
     claim = mam__recycle_any(model->control, CLASS_WITH_TAIL, 32);
@@ -508,7 +529,7 @@ static void take_a_run(void) {
 }
 /* Takes pages for a run, without the second search of mam__run_malloc. */
 static void take_pages(void) {
-  struct mam__found found = mam__pages_any(model->control, 3, 0);
+  struct mam__found found = search(3);
   if (found.page == MAM__NO_PAGE)
     return;
   mam__store_relaxed_u16(mam__page_entry(found.area->words, found.page), MAM__ENTRY_RUN);
@@ -723,7 +744,8 @@ static void flush_and_take(void) {
 }
 /* A request for chunks of a class in need: it looks at no slot before. */
 static void need(mam__u32 size_class) {
-  struct mam__claim claim = mam__claim_scarce(model->control, size_class, 1);
+  struct mam__request request = {model->control, size_class, 0, 1, 0, 0, 0, 0, 0};
+  struct mam__claim claim = mam__claim_chunks(&request, MAM__STEP_BEGIN);
   if (claim.mask != 0)
     hold((void *)(uintptr_t)mam__claim_chunk(claim, 0));
   else

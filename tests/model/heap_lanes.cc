@@ -8,7 +8,8 @@
  * lane waits for one that does not come, names itself in no mask, or reads a lane outside of it.
  *
  * Each lane allocates and frees blocks in heaps that it draws for each call; a heap may be none, a handle whose bytes
- * are 0.  Every block has to lie in its heap and in nobody else's block.  In the end nothing may be left, and no slot
+ * are 0.  Some blocks are objects of a type, which may be one of another heap: then there is none.  Every block has to
+ * lie in its heap and in nobody else's block.  In the end nothing may be left, and no slot
  * may wait for a refill.
  *
  * usage: heap_lanes RUNS [SEED]
@@ -248,6 +249,21 @@ static mam_device_heap handles[HEAPS];
 static unsigned char *owned[HEAPS]; /* a byte for each 16 bytes of the heap's pages */
 static unsigned long served, refused;
 
+/* A heap's first type has this size. */
+static const mam__u32 type_bytes[HEAPS] = {48, 240};
+static mam_type types[HEAPS];
+
+static mam_type type_make(unsigned heap) {
+  mam__heap_control *control = models[heap]->control;
+  mam__u32 made = mam__kind_of(mam__class_of(type_bytes[heap]), 1);
+  control->types[0].kind = made;
+  control->types[0].bytes = type_bytes[heap];
+  for (mam__u32 i = 0; i < control->heap.slot_count; i++)
+    *mam__slot_at(control, mam__kind_number(made) * control->heap.slot_count + i) =
+        mam__slot_limit(&control->heap, made);
+  return mam__type_of(made, control->heap.number);
+}
+
 struct held_block {
   void *block;
   uint32_t bytes;
@@ -280,9 +296,16 @@ static void lane_body(int) {
       continue;
     bool none = kind->none && draw(6) == 0;
     held_block fresh = {nullptr, kind->low + draw(kind->high - kind->low + 1), draw(kind->heaps)};
-    fresh.block = mam_malloc(none ? mam_device_heap() : handles[fresh.heap], fresh.bytes);
+    const mam_device_heap handle = none ? mam_device_heap() : handles[fresh.heap];
+    unsigned type = draw(kind->heaps);
+    if (draw(4) == 0) {
+      fresh.bytes = type_bytes[type];
+      fresh.block = mam_malloc_typed(handle, types[type]);
+      none |= type != fresh.heap;
+    } else
+      fresh.block = mam_malloc(handle, fresh.bytes);
     if (none && fresh.block != nullptr)
-      fault("the handle of no heap gets a block");
+      fault("the handle of no heap, or a type of another heap, gets a block");
     if (!none)
       (fresh.block != nullptr ? served : refused)++;
     if (fresh.block != nullptr) {
@@ -304,9 +327,12 @@ static void lane_body(int) {
 /* A heap that all lanes have left: each slot has its chunks, and nothing is used. */
 static void heap_end(unsigned heap, mam__u32 pages_before) {
   mam__heap_control *control = models[heap]->control;
-  for (mam__u32 i = 0; i < control->heap.slot_count * MAM__HEAP_CLASSES; i++)
-    if ((*mam__slot_at(control, i) & MAM__SLOT_TICKETS) > mam__slot_limit(&control->heap, i / control->heap.slot_count))
+  for (mam__u32 i = 0; i < control->heap.slot_count * MAM__HEAP_KINDS; i++) {
+    mam__u32 number = mam__kind_numbered(control, i / control->heap.slot_count);
+    if (number != MAM__NO_KIND &&
+        (*mam__slot_at(control, i) & MAM__SLOT_TICKETS) > mam__slot_limit(&control->heap, number))
       fault("a slot whose refill no lane has made");
+  }
   mam__slots_drain(control, 0, 1);
   const mam__area &area = control->superblocks[0];
   for (mam__u32 page = 0; page < area.page_count; page++) {
@@ -329,6 +355,7 @@ static void once() {
       heap_model_make_lazy(models[i]);
     models[i]->control->heap.number = (mam__u16)(i + 1);
     handles[i] = models[i]->control->heap;
+    types[i] = type_make(i);
     owned[i] = static_cast<unsigned char *>(calloc((size_t)handles[i].page_count * MAM__PAGE_BYTES / 16, 1));
     pages[i] = heap_model_free_pages(models[i]);
   }

@@ -46,12 +46,15 @@ typedef unsigned long long mam__u64;
 #define MAM__INLINE static __device__ __forceinline__
 #ifdef __CUDACC_RDC__
 #define MAM__OUTLINE inline __device__ __noinline__
+#define MAM__JOINED MAM__OUTLINE
 #else
 #define MAM__OUTLINE static __device__ __noinline__
+#define MAM__JOINED MAM__INLINE
 #endif
 #else
 #define MAM__INLINE static inline __attribute__((unused))
 #define MAM__OUTLINE static __attribute__((unused))
+#define MAM__JOINED static inline __attribute__((unused))
 #endif
 
 /* ptxas assumes that a hidden call may reach any function of the same type.  If a function might then call itself,

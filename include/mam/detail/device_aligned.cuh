@@ -14,6 +14,12 @@
 #include <mam/detail/device_free.cuh>
 #include <mam/detail/device_malloc.cuh>
 
+/* One chunk of a larger class, by passes over the heap. */
+MAM__OUTLINE struct mam__claim mam__claim_larger(struct mam__heap_control *control, mam__u32 wanted) {
+  struct mam__request request = {control, wanted, 0, 1, 0, 0, 0, 0, 0};
+  return mam__claim_chunks(&request, MAM__STEP_BEGIN);
+}
+
 /* Replaces a block that is not aligned by one that is.  It tries larger classes, up to twice as large, whose sizes are
  * multiples of the alignment; then whole pages, for which the heap may grow.  bytes is a multiple of the alignment. */
 MAM__OUTLINE void *mam__malloc_aligned_rest(MAM__TAG(1) struct mam__heap_control *control, mam__u32 mask,
@@ -25,7 +31,7 @@ MAM__OUTLINE void *mam__malloc_aligned_rest(MAM__TAG(1) struct mam__heap_control
     if (larger > 2 * bytes || larger > MAM__CHUNK_BYTES)
       break;
     struct mam__claim claim =
-        MAM__OUT_OF_SIGHT(mam__claim_scarce)(control, mam__class_of(larger) | home << MAM__REST_HOME, 1);
+        MAM__OUT_OF_SIGHT(mam__claim_larger)(control, mam__class_of(larger) | home << MAM__REST_HOME);
     if (claim.mask == 0)
       break;
     block = (void *)mam__claim_chunk(claim, 0);

@@ -55,36 +55,40 @@ MAM__OUTLINE mam__plea mam__malloc_refused(struct mam__heap_control *control, ma
  * that each kernel has, where it would keep twice the registers.  The first lane acts for the group, and the whole
  * group comes to each exchange.  Lanes that got a chunk leave the group between two rounds. */
 MAM__OUTLINE void *mam__malloc_rest(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot, mam__u32 group) {
-  struct mam__claim claim = {0, 0, 0}; /* while nothing was claimed, the address is the group's plea */
-  while (control != 0) {
-    MAM__FORGET(group); /* what is computed from it is not kept over the first lane's calls */
-    if ((wanted & MAM__REST_WHOLE) != 0)
-      slot = mam__whole_rest(&wanted, slot, control->heap.tuning, mam__ones_u32(group));
-    if ((group & mam__lane_below()) == 0) {
-      mam__plea plea = claim.address;
-      claim = mam__claim_chunks(control, wanted, slot, mam__ones_u32(group));
-      MAM__FORGET(group);
+  struct mam__request request = {control, wanted, slot, group, 0, 0, 0, 0, 0};
+  mam__plea plea = 0;
+  mam__u32 got;
+  void *block;
+  if (control == 0)
+    return 0;
+  do {
+    mam__request_forget_lanes(&request);
+    if ((request.wanted & MAM__REST_WHOLE) != 0)
+      request.slot =
+          mam__whole_rest(&request.wanted, request.slot, request.control->heap.tuning, mam__request_count(&request));
+    struct mam__claim claim = {plea, 0, 0}; /* while nothing was claimed, the address is the group's plea */
+    if (mam__is_first(request.group)) {
+      claim = mam__claim_chunks(&request, MAM__STEP_VAIN);
+      mam__request_forget_lanes(&request);
       if (claim.mask == 0)
-        claim.address = MAM__OUT_OF_SIGHT(mam__malloc_refused)(control, wanted, mam__ones_u32(group), plea);
+        claim.address =
+            MAM__OUT_OF_SIGHT(mam__malloc_refused)(request.control, request.wanted, mam__request_count(&request), plea);
     }
-    wanted &= ~(mam__u32)(MAM__REST_REFILL | MAM__REST_DRY); /* in the next round the slot may be another */
-    MAM__FORGET(group);
-    struct mam__lanes lanes = mam__lanes_of(group);
-    if (lanes.count > 1) { /* groups take turns in an exchange, and most are of one lane */
-      claim.mask = mam__lanes_first_u32(lanes, claim.mask);
-      claim.address = mam__lanes_first_u64(lanes, claim.address);
-      claim.chunk_bytes = mam__lanes_first_u32(lanes, claim.chunk_bytes);
+    request.wanted &= ~(mam__u32)(MAM__REST_REFILL | MAM__REST_DRY); /* in the next round the slot may be another */
+    mam__request_forget_lanes(&request);
+    if ((request.group & (request.group - 1)) != 0) { /* groups take turns in an exchange, and most are of one lane */
+      claim.mask = mam__mask_first_u32(request.group, claim.mask);
+      claim.address = mam__mask_first_u64(request.group, claim.address);
+      claim.chunk_bytes = mam__mask_first_u32(request.group, claim.chunk_bytes);
     }
-    mam__u32 got = mam__ones_u32(claim.mask);
-    if (lanes.rank < got)
-      return (void *)mam__claim_chunk(claim, lanes.rank);
-    if (got != 0)
-      claim.address = 0;
-    else if (claim.address == 0)
-      break;
-    group &= ~mam__lowest_ones(group, got);
-  }
-  return 0;
+    mam__request_forget_lanes(&request);
+    mam__u32 rank = mam__ones_u32(request.group & mam__lane_below());
+    got = mam__ones_u32(claim.mask);
+    block = rank < got ? (void *)mam__claim_chunk(claim, rank) : 0;
+    plea = got != 0 ? 0 : claim.address;
+    request.group &= ~mam__lowest_ones(request.group, got);
+  } while (block == 0 && (got != 0 || plea != 0));
+  return block;
 }
 
 /* Serves requests of whole pages, or of nothing. */
@@ -117,12 +121,9 @@ MAM__INLINE mam__u32 mam__lanes_without(mam__u32 group, mam__u32 ticket, mam__u3
   return ticket >= limit ? group : group & ~mam__lowest_ones(group, limit - ticket);
 }
 
-/* For a function that keeps little over its calls: the compiler does not keep what this returns. */
+/* The compiler does not keep what this returns. */
 MAM__INLINE mam__u32 mam__slot_chunks(mam__u32 wanted, mam__u32 slot) {
   return (1 + mam__request_zero(wanted)) << (slot >> MAM__REST_CHUNKS);
-}
-MAM__INLINE void mam__request_forget(mam__u32 &wanted, mam__u32 &slot, mam__u32 &group) {
-  MAM__FORGET_THREE(wanted, slot, group);
 }
 
 /* Serves lanes of a group of which none has a ticket.  What it keeps over a call, each frame of a recursive function
@@ -152,20 +153,20 @@ MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted,
       old = page != MAM__NO_PAGE ? mam__slot_again(&heap, slot, page, mam__ones_u32(group)) : mam__request_zero(wanted);
     }
 #endif
-    mam__request_forget(wanted, slot, group);
+    MAM__FORGET_THREE(wanted, slot, group);
     if ((wanted & fills) != 0 && (wanted & MAM__REST_DRY) == 0 && old == 0 && mam__is_first(group))
       old = MAM__OUT_OF_SIGHT(mam__slot_anew)(heap.control, heap.base, heap.words, heap.page_count, wanted, slot,
                                               mam__ones_u32(group));
-    mam__request_forget(wanted, slot, group);
+    MAM__FORGET_THREE(wanted, slot, group);
     if ((old & MAM__RENEWED) != 0)
       old = MAM__OUT_OF_SIGHT(mam__slot_renewed)(heap.control, wanted, slot, prior, old);
-    mam__request_forget(wanted, slot, group);
+    MAM__FORGET_THREE(wanted, slot, group);
     old |= mam__is_renewed(old) ? 0 : MAM__SLOT_TICKETS;
     /* By the lane's number: the mask of mam__is_first would be kept over the call, since the rank needs it. */
     if ((wanted & MAM__REST_WAITS) != 0 && mam__lane_number() == mam__lowest_u32(group))
       old = MAM__OUT_OF_SIGHT(mam__slot_wait)(mam__slot_at(heap.control, slot & MAM__REST_SLOT),
                                               mam__slot_chunks(wanted, slot), mam__ones_u32(group));
-    mam__request_forget(wanted, slot, group);
+    MAM__FORGET_THREE(wanted, slot, group);
     old = mam__mask_first_u64(group, old); /* all of the group: no lane has left it */
     mam__u32 rank = mam__ones_u32(group & mam__lane_below());
     mam__u32 ticket = (mam__u32)(old & MAM__SLOT_TICKETS), limit = mam__slot_chunks(wanted, slot);
@@ -182,7 +183,7 @@ MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted,
     }
     wanted |= mam__slot_is_dry(old) ? MAM__REST_DRY : 0;
   } while (block == 0 && goes_on != 0 && (wanted & MAM__REST_DRY) == 0);
-  mam__request_forget(wanted, slot, group);
+  MAM__FORGET_THREE(wanted, slot, group);
   if (block != 0)
     return block;
   mam__u64 chunk = 0;
@@ -192,7 +193,7 @@ MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted,
                                                 slot >> MAM__REST_CHUNKS > 5 ? mam__slot_chunks(wanted, slot) >> 5 : 1);
   if ((chunk & MAM__CHUNK_OTHER) != 0)
     chunk = MAM__OUT_OF_SIGHT(mam__chunk_return)(mam__area_anew(&heap, wanted).words, heap.page_count, chunk);
-  mam__request_forget(wanted, slot, group);
+  MAM__FORGET_THREE(wanted, slot, group);
   if (chunk != 0) {
     if (mam__is_first(group) && (wanted & MAM__REST_REFILL) != 0) /* leaves the task to the next request */
       (void)mam__exchange_release_u64(mam__slot_at(heap.control, slot & MAM__REST_SLOT),
@@ -252,11 +253,11 @@ static __device__ __forceinline__ void *mam_malloc(mam_device_heap heap, size_t 
 }
 
 static __device__ __forceinline__ void *mam_malloc_typed(mam_device_heap heap, mam_type type) {
-  mam__u32 shift = mam__class_shift(type);
-  if (mam__kind_type(type) == 0)
+  mam__u32 kind = mam__type_kind(type), shift = mam__class_shift(kind);
+  if (mam__kind_type(kind) == 0 || mam__type_heap(type) != heap.number)
     return 0;
-  return mam__malloc_kind(heap, mam__home_here(heap), type, mam__kind_number(type), shift,
-                          mam__class_multiple(type, shift));
+  return mam__malloc_kind(heap, mam__home_here(heap), kind, mam__kind_number(kind), shift,
+                          mam__class_multiple(kind, shift));
 }
 
 static __device__ __forceinline__ void *mam_malloc_why(mam_device_heap heap, size_t bytes, mam_heap_status *why) {

@@ -80,10 +80,9 @@ struct mam__block {
 enum { MAM__CHECK_ROUNDS = 5000000 };
 
 /* Whether a chunk whose bit is 0 is live, and not set aside for a slot: see above. */
-MAM__OUTLINE int mam__chunk_is_live(struct mam__heap_control *control, mam__u32 kind, mam__u64 address,
-                                    mam__u32 chunk) {
+MAM__INLINE int mam__chunk_is_live(struct mam__heap_control *control, mam__u32 kind, mam__u64 address, mam__u32 chunk) {
   mam__u64 first = address - (mam__u64)chunk * mam__class_bytes(kind);
-  const struct mam__area *area = MAM__OUT_OF_SIGHT(mam__area_find)(control, address);
+  const struct mam__area *area = mam__area_find(control, address);
   mam__u16 *place = &mam__area_owners(*area)[(first - area->base) >> MAM__PAGE_SHIFT];
   MAM__LOOP
   for (mam__u32 i = 0; i < MAM__CHECK_ROUNDS; i++) {
@@ -108,7 +107,7 @@ MAM__OUTLINE int mam__chunk_is_live(struct mam__heap_control *control, mam__u32 
 
 /* Finds out what begins at an address. */
 MAM__OUTLINE struct mam__block mam__block_at(struct mam__heap_control *control, mam__u64 address) {
-  struct mam__block block = {MAM__OUT_OF_SIGHT(mam__area_find)(control, address), 0, 0, 0, {0, 0}};
+  struct mam__block block = {mam__area_find(control, address), 0, 0, 0, {0, 0}};
   if (block.area == 0)
     return block;
   mam__u64 offset = address - block.area->base;
@@ -129,7 +128,7 @@ MAM__OUTLINE struct mam__block mam__block_at(struct mam__heap_control *control, 
   if (word >> 56 == size_class + 1 && (mam__word_used(word) >> block.bit.bit & 1) != 0 &&
       back < mam__word_span_pages(word) &&
       offset == ((mam__u64)(block.page - back) << MAM__PAGE_SHIFT) + (mam__u64)chunk * mam__class_bytes(size_class) &&
-      MAM__OUT_OF_SIGHT(mam__chunk_is_live)(control, mam__word_class(word), address, chunk))
+      mam__chunk_is_live(control, mam__word_class(word), address, chunk))
     block.size_class = size_class + 1;
   return block;
 }

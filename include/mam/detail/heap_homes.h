@@ -67,7 +67,7 @@ MAM__OUTLINE mam__u32 mam__home_take(const struct mam__area *area, mam__u32 inde
     mam__u64 old = mam__or_acquire_u64(&mam__area_pages(*area)[index], bits);
     if ((old & bits) == 0) {
       if ((old | bits) == MAM__FULL_WORD)
-        MAM__OUT_OF_SIGHT(mam__map_filled)(mam__area_pages(*area), mam__area_map_words(*area), index);
+        mam__map_filled(mam__area_pages(*area), mam__area_map_words(*area), index);
       return (index << 6) + from;
     }
     from = mam__run_find(old, count);

@@ -259,8 +259,7 @@ MAM__INLINE struct mam__area mam__area_place(mam__u64 address, mam__u64 bytes) {
 }
 
 /* The superblock in which an address lies; 0 if there is none. */
-MAM__OUTLINE const struct mam__area *mam__area_find(MAM__TAG(1) const struct mam__heap_control *control,
-                                                    mam__u64 address) {
+MAM__INLINE const struct mam__area *mam__area_find(const struct mam__heap_control *control, mam__u64 address) {
   mam__u32 superblocks = mam__load_acquire_u32(&control->superblock_count);
   MAM__LOOP
   for (mam__u32 i = 0; i < superblocks; i++)

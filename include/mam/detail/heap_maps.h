@@ -48,7 +48,7 @@ MAM__INLINE mam__u32 mam__map_words(mam__u32 count) {
 }
 
 /* Clears the bits above a word of level 0 that has just lost its last 1. */
-MAM__OUTLINE void mam__map_opened(mam__u64 *level, mam__u32 count, mam__u32 index) {
+MAM__INLINE void mam__map_opened(mam__u64 *level, mam__u32 count, mam__u32 index) {
   MAM__LOOP
   for (int above = 1; above < MAM__MAP_LEVELS; above++) {
     level += count;
@@ -62,7 +62,7 @@ MAM__OUTLINE void mam__map_opened(mam__u64 *level, mam__u32 count, mam__u32 inde
 
 /* Sets the bits above a word of level 0 that was seen to be all 1.  A thread that cleared a bit of the word meanwhile
  * found nothing above to correct, so the word is read again afterwards. */
-MAM__OUTLINE void mam__map_filled(mam__u64 *level, mam__u32 count, mam__u32 index) {
+MAM__INLINE void mam__map_filled(mam__u64 *level, mam__u32 count, mam__u32 index) {
   MAM__LOOP
   for (int above = 1; above < MAM__MAP_LEVELS; above++) {
     mam__u64 *upper = level + count, bit = 1ull << (index & 63);
@@ -167,7 +167,7 @@ MAM__OUTLINE int mam__map_take(mam__u64 *level, mam__u32 count, mam__u32 index, 
     mam__u64 seen = mam__cas_acquire_u64(&level[index], word, word | bits);
     if (seen == word) {
       if ((word | bits) == MAM__FULL_WORD)
-        MAM__OUT_OF_SIGHT(mam__map_filled)(level, count, index);
+        mam__map_filled(level, count, index);
       return 1;
     }
     word = seen;
@@ -186,7 +186,7 @@ MAM__OUTLINE mam__u32 mam__map_take_in(mam__u32 index, mam__u64 *level, mam__u32
     mam__u64 bits = mam__run_bits(count, from), seen = mam__cas_acquire_u64(&level[index], word, word | bits);
     if (seen == word) {
       if ((word | bits) == MAM__FULL_WORD)
-        MAM__OUT_OF_SIGHT(mam__map_filled)(level, words, index);
+        mam__map_filled(level, words, index);
       return (index << 6) + from;
     }
     word = seen;
@@ -236,7 +236,7 @@ MAM__OUTLINE void mam__map_words_filled(mam__u64 *level, mam__u32 words, mam__u3
 }
 
 /* Clears the bits above whole words, from index on, which have just become 0. */
-MAM__OUTLINE void mam__map_words_opened(MAM__TAG(1) mam__u64 *level, mam__u32 words, mam__u32 index, mam__u32 count) {
+MAM__INLINE void mam__map_words_opened(mam__u64 *level, mam__u32 words, mam__u32 index, mam__u32 count) {
   mam__u64 *second = level + words, *third = second + ((words + 63) >> 6);
   MAM__LOOP
   while (count != 0) {

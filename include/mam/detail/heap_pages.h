@@ -27,7 +27,7 @@
 MAM__OUTLINE void mam__pages_clear(struct mam__area area, mam__u32 index, mam__u64 bits) {
   /* acq_rel: what the pages' last users did comes before what the next ones do. */
   if (mam__and_acq_rel_u64(&mam__area_pages(area)[index], ~bits) == MAM__FULL_WORD)
-    MAM__OUT_OF_SIGHT(mam__map_opened)(mam__area_pages(area), mam__area_map_words(area), index);
+    mam__map_opened(mam__area_pages(area), mam__area_map_words(area), index);
   MAM__FORGET(area.page_count);
   if (mam__returned_matters(area, index, MAM__SHORT_MOST))
     mam__word_back(area, index);
@@ -45,7 +45,7 @@ MAM__OUTLINE int mam__words_clear(MAM__TAG(2) struct mam__area area, mam__u32 pa
   MAM__LOOP
   for (mam__u32 i = 1; i < words - 1; i++)
     (void)mam__exchange_after_barrier_u64(&map[index + i], 0);
-  MAM__OUT_OF_SIGHT(mam__map_words_opened)(map, mam__area_map_words(area), index, words);
+  mam__map_words_opened(map, mam__area_map_words(area), index, words);
   return MAM__OUT_OF_SIGHT(mam__words_matter)(index, words, area);
 }
 

@@ -223,7 +223,7 @@ MAM__OUTLINE struct mam__claim mam__recycle(mam__u64 *words, mam__u32 page_count
     } else { /* the span has none: it is not named again until a chunk of it is freed */
       mam__u64 bit = 1ull << (page & 63);
       if ((mam__or_acq_rel_u64(&mam__area_class(area, size_class)[page >> 6], bit) | bit) == MAM__FULL_WORD)
-        MAM__OUT_OF_SIGHT(mam__map_filled)(mam__area_class(area, size_class), mam__area_map_words(area), page >> 6);
+        mam__map_filled(mam__area_class(area, size_class), mam__area_map_words(area), page >> 6);
     }
     MAM__FORGET(area.page_count);
     found = MAM__OUT_OF_SIGHT(mam__span_claim)(&area.words[page * MAM__PAGE_WORDS], size_class, count);

@@ -5,7 +5,7 @@
  *   mam__ring_take     a span that the slot had before and that is empty now; mam__slot_again gives it to the slot
  *   mam__slot_anew     else a span in pages at the home's cursor (heap_homes.h)
  *   mam__slot_renewed  what may follow later: the ring, the page map's upper levels, a span that is to be watched
- *   mam__slot_refill   else a span in pages from anywhere
+ *   mam__slot_fill_alone  else a span in pages from anywhere, which a request in need took (heap_scarce.h)
  *
  * Each of the first two says that the slot is about to hold chunks (control->held, see heap_slots.h), makes the span
  * the slot's, and writes the slot's word.  mam__slot_renewed comes after that: other threads wait for the word and none
@@ -81,14 +81,14 @@ MAM__OUTLINE void mam__slot_filled(MAM__TAG(1) mam__u64 *usage, mam__u32 page_co
   if (prior < page_count) /* loaded early, so that it is under way during what follows */
     tried = mam__load_relaxed_u16(&rings[prior]);
   if ((flagged & MAM__REFILL_FILLED) != 0)
-    MAM__OUT_OF_SIGHT(mam__map_filled)(mam__area_pages(area), mam__area_map_words(area), page >> 6);
+    mam__map_filled(mam__area_pages(area), mam__area_map_words(area), page >> 6);
   MAM__FORGET(page_count);
   if ((flagged & MAM__REFILL_RINGED) != 0)
     MAM__OUT_OF_SIGHT(mam__ring_insert)(rings, page_count, home, home_count, tried, page);
   if ((flagged & MAM__REFILL_WATCH) != 0)
-    (void)MAM__OUT_OF_SIGHT(mam__span_watch)(area, page);
+    (void)mam__span_watch(area, page);
   if ((flagged & MAM__REFILL_STAMP) != 0)
-    MAM__OUT_OF_SIGHT(mam__stamp_raise)(mam__area_stamp(area));
+    mam__stamp_raise(mam__area_stamp(area));
 }
 
 /* Writes a slot's word.  Returns what is left to do as MAM__REFILL_*: to watch a span that is not watched, if a sweep
@@ -186,7 +186,7 @@ MAM__OUTLINE mam__u32 mam__ring_take(struct mam__heap_control *control, mam__u64
       watched |= seen[j] & MAM__WORD_WATCHED;
   }
   if (watched != 0) /* it became watched while it was in use */
-    (void)MAM__OUT_OF_SIGHT(mam__span_watch)(area, page);
+    (void)mam__span_watch(area, page);
   return MAM__NO_PAGE;
 }
 
@@ -258,7 +258,8 @@ MAM__OUTLINE mam__u64 mam__slot_renewed(MAM__TAG(1) struct mam__heap_control *co
   return renewed & ~(mam__u64)MAM__RENEWED;
 }
 
-/* Gives a slot a span of pages of any superblock that the thread took; with MAM__REST_WHOLE no slot gets it. */
+/* Gives a slot a span of pages of any superblock that the thread took; with MAM__REST_WHOLE no slot gets it.  The first
+ * count chunks are the thread's. */
 MAM__INLINE struct mam__claim mam__slot_fill_alone(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
                                                    mam__u32 count, struct mam__found found) {
   mam__u32 limit = 1u << (slot >> MAM__REST_CHUNKS), owner = MAM__OWNER_NONE, flagged = 0;
@@ -295,24 +296,6 @@ MAM__INLINE struct mam__claim mam__slot_fill_alone(struct mam__heap_control *con
   if ((flagged & ~MAM__REFILL_PAGE) != 0)
     MAM__OUT_OF_SIGHT(mam__slot_filled)
   (found.area->words, found.area->page_count, wanted >> MAM__REST_HOME & 1023, control->home_count, prior, flagged);
-  return claim;
-}
-
-/* Gives a slot a span in pages from anywhere, for a thread that acts alone; or, with MAM__REST_WHOLE, takes the span
- * for the thread itself.  The first count chunks are the thread's.  If there are no pages, the slot becomes dry. */
-MAM__OUTLINE struct mam__claim mam__slot_refill(MAM__TAG(5) struct mam__heap_control *control, mam__u32 wanted,
-                                                mam__u32 slot, mam__u32 count) {
-  struct mam__claim claim = {0, 0, 0};
-  if ((wanted & MAM__REST_WHOLE) == 0)
-    MAM__OUT_OF_SIGHT(mam__held_raise)(control, slot & MAM__REST_SLOT);
-  struct mam__found found = mam__pages_any(control, mam__request_pages(wanted, slot), wanted);
-  MAM__FORGET(slot);
-  MAM__FORGET_ADDRESS(control);
-  if (found.page != MAM__NO_PAGE)
-    claim = mam__slot_fill_alone(control, wanted, slot, count, found);
-  else if ((wanted & MAM__REST_WHOLE) == 0)
-    (void)mam__exchange_release_u64(mam__slot_at(control, slot & MAM__REST_SLOT),
-                                    MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
   return claim;
 }
 

@@ -3,9 +3,9 @@
  * mam/detail/heap_runs.h - requests of whole pages.
  *
  *   1. more than 64 pages in a lazy heap: kept words (heap_kept.h)
- *   2. pages from anywhere (mam__pages_any)
+ *   2. pages from anywhere (mam__search_turn)
  *   3. if there are none: rely on the stamps, look again (2), then free a part of what slots and parks hold, a larger
- *      one each time (mam__slots_flush)
+ *      one each time (mam__flush_turn)
  *   4. 3 again, until there is nothing: a look found nothing, nothing was freed and no stamp has changed; or until the
  *      looks have cost too much
  *
@@ -23,43 +23,49 @@
 /* A request that can do with less looks at so many words of the page map for a long run. */
 enum { MAM__TRY_WORDS = 512 };
 
-/* Takes a run of pages by all means. */
-MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, mam__u32 pages, mam__u32 home) {
-  struct mam__found place = {control->superblocks, MAM__NO_PAGE};
+/* Takes a run of pages by all means.  wanted: a request word, of which the home counts. */
+MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, mam__u32 pages, mam__u32 wanted) {
+  mam__u32 page = MAM__NO_PAGE, at = 0, sum = 0, spent = 0 /* as in heap_scarce.h */;
   if (pages > MAM__SPAN_PAGES) { /* others may get what this takes and gives back */
     (void)mam__add_relaxed_u32(&control->opening[MAM__HEAP_KINDS], 1);
-    place.page = MAM__OUT_OF_SIGHT(mam__run_take_kept)(control, place.area, pages);
+    page = MAM__OUT_OF_SIGHT(mam__run_take_kept)(control, control->superblocks, pages);
   }
-  mam__u32 sum = 0, spent = 0 /* as in mam__claim_scarce */;
   MAM__LOOP
   for (;;) {
-    MAM__FORGET(pages); /* what is computed from it is not kept over the calls */
-    MAM__FORGET(home);
-    MAM__FORGET_ADDRESS(control);
-    if (place.page == MAM__NO_PAGE)
-      place = mam__pages_any(control, pages, home << MAM__REST_HOME);
+    mam__u32 step = page != MAM__NO_PAGE ? (mam__u32)MAM__SEARCH_END : (mam__u32)MAM__SEARCH_NEAR;
+    at = page != MAM__NO_PAGE ? 0 : mam__load_acquire_u32(&control->active);
+    MAM__LOOP
+    while (step != MAM__SEARCH_END && page == MAM__NO_PAGE) {
+      MAM__FORGET(pages); /* what is computed from these is not kept over the calls */
+      MAM__FORGET_ADDRESS(control);
+      page = mam__search_turn(control, pages, &wanted, &step, &at, page);
+    }
     MAM__FORGET_ADDRESS(control);
     if (spent == 0 && pages > MAM__SPAN_PAGES) {
-      if (place.page != MAM__NO_PAGE && place.area == control->superblocks)
-        MAM__OUT_OF_SIGHT(mam__kept_extend)(control, (place.page + pages) >> 6);
+      if (page != MAM__NO_PAGE && mam__search_area(control, at) == control->superblocks)
+        MAM__OUT_OF_SIGHT(mam__kept_extend)(control, (page + pages) >> 6);
       (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u);
     }
-    if (place.page != MAM__NO_PAGE || spent % MAM__COST_PASS >= MAM__SCARCE_PATIENCE ||
+    if (page != MAM__NO_PAGE || spent % MAM__COST_PASS >= MAM__SCARCE_PATIENCE ||
         !MAM__OUT_OF_SIGHT(mam__heap_could)(control, (mam__u64)pages << MAM__PAGE_SHIFT))
-      return place;
+      break;
     MAM__FORGET_ADDRESS(control);
     /* Many threads flush at once, each a part, so that the search after that finds something. */
     mam__u32 found = MAM__FLUSH_FREED;
-    if (spent != 0)
-      found =
-          mam__slots_flush(spent < 16 * MAM__COST_PASS ? 1u << spent / MAM__COST_PASS : ~0u, control, MAM__HEAP_KINDS);
+    if (spent != 0) {
+      found = mam__flush_begin(MAM__HEAP_KINDS, spent < 16 * MAM__COST_PASS ? 1u << spent / MAM__COST_PASS : ~0u);
+      MAM__LOOP
+      while (mam__flush_turn(control, &found)) {
+      }
+      found &= MAM__FLUSH_FREED | MAM__FLUSH_BUSY;
+    }
     MAM__FORGET_ADDRESS(control);
     if (found == 0 && MAM__OUT_OF_SIGHT(mam__parks_flush)(control))
       found = MAM__FLUSH_FREED;
     MAM__FORGET_ADDRESS(control);
     if (found == 0 && sum != 0 && mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS]) == 0 &&
         mam__stamps_sum(control, control->superblocks[0]) == sum)
-      return place;
+      break;
     MAM__FORGET_ADDRESS(control);
     /* A thread that takes a part and gives it back makes other threads look again, and they make it look again.  So
      * each rests longer every time. */
@@ -69,8 +75,10 @@ MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, 
       spent += MAM__COST_BUSY;
     else
       spent += (found & MAM__FLUSH_FREED) != 0 ? MAM__COST_FREED : MAM__COST_CHANGED;
-    sum = MAM__OUT_OF_SIGHT(mam__stamps_rely)(control);
+    sum = mam__stamps_rely(control);
   }
+  struct mam__found place = {mam__search_area(control, at), page};
+  return place;
 }
 
 /* Makes a run of pages that the caller took.  Returns its address; 0 if it took none. */
@@ -90,7 +98,7 @@ MAM__OUTLINE mam__u64 mam__run_malloc(struct mam__heap_control *control, mam__u6
   mam__u64 pages = (bytes + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
   return pages == 0 || pages >= MAM__NO_PAGE
              ? 0
-             : mam__run_begin(mam__run_claim(control, (mam__u32)pages, home), (mam__u32)pages);
+             : mam__run_begin(mam__run_claim(control, (mam__u32)pages, home << MAM__REST_HOME), (mam__u32)pages);
 }
 
 /* The same for a caller that can do with less memory: where a look at a part of the heap finds nothing, it returns 0.

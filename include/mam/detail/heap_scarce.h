@@ -2,29 +2,30 @@
 /*
  * mam/detail/heap_scarce.h - chunks for a request that got no ticket: what a heap does before it refuses.
  *
- *   mam__request_is_vain   the class is known to be missing: refuse at once
- *   mam__claim_waited      another thread refills the slot: wait for its tickets
- *   mam__claim_split       no task, or the slot is dry, or pages are scarce: chunks of spans that were split before
- *   mam__slot_refill       the request has the task: refill the slot from anywhere
- *   mam__claim_scarce      passes over the heap, until there is something or the class is known to be missing
+ * A request goes from step to step, until one of them claims chunks:
  *
- * A pass looks, in this order, for:
+ *   VAIN      is the class known to be missing?  Then the request is refused at once.
+ *   WAIT      another thread refills the slot: wait for its tickets
+ *   SPLIT     no task, or the slot is dry, or pages are scarce: chunks of spans that were split before
+ *   REFILL    the request has the task: refill the slot by pages from anywhere
+ *   a pass over the heap:
+ *     BEGIN     note the stamps
+ *     RECYCLE   chunks of spans that were split before
+ *     OPEN      pages for a whole span of the thread's own, which no slot gets; then for a part of one, halved until it
+ *               is a chunk's
+ *     FLUSH     free what slots hold of any class, more of it after each pass
+ *     PARKS     free what waits in parks
+ *   LARGER    chunks of larger classes, up to twice as large (max_frag in ScatterAlloc's paper)
+ *   REFUSED   there is nothing
  *
- *   RECYCLE   chunks of spans that were split before
- *   OPEN      pages for a whole span of the thread's own, which no slot gets
- *   PART      pages for a part of a span, halved until they are a chunk's
+ * REFILL and OPEN search for pages (heap_sweep.h), and the turns of that search are steps, too.
  *
  * What a pass did not find may be about to become chunks of the class: empty spans that are not swept yet; pages that
- * another thread took for a span of which it needs a part (control->opening); a slot that is being refilled (BUSY).
- * Then the next pass begins.  Otherwise, and before a request gives up, mam__pass_end frees what slots hold of any
- * class, more of it after each pass, and then what waits in parks.  All requests in need do so together, also while
- * other threads free: in a full heap there is always one that does.  If nothing was left to free, and nothing was freed
- * behind the pass (the stamps):
- *
- *   LARGER    chunks of larger classes, up to twice as large (max_frag in ScatterAlloc's paper)
- *
- * If there are none of these, the sum of the stamps is written down as the class's control->missing.  While the sum is
- * the same, requests for the class are refused at once.
+ * another thread took for a span of which it needs a part (control->opening); a slot that is being refilled.  Then the
+ * next pass begins without FLUSH and PARKS, but not before the request gives up.  All requests in need free together,
+ * also while other threads free: in a full heap there is always one that does.  If nothing was left to free, and
+ * nothing was freed behind the pass (the stamps), LARGER follows.  If that finds nothing, the sum of the stamps is
+ * written down as the class's control->missing.  While the sum is the same, requests for the class are refused at once.
  *
  * Where other threads free and allocate all the time, a request may find each time that something came back, and that
  * another thread was quicker.  So each pass has a cost (MAM__COST_*).  When a request has spent MAM__SCARCE_PATIENCE,
@@ -61,7 +62,76 @@ enum {
  * span each and needed a part. */
 enum { MAM__OPENING_SHARE = 256 };
 
-/* ---- A span of the thread's own ---- */
+/* ---- Requests ---- */
+
+/* Where a request is: a step (see above), and flags. */
+enum {
+  /* Those before are the turns of a search, MAM__SEARCH_*. */
+  MAM__STEP_SEARCHED = MAM__SEARCH_END,
+  MAM__STEP_VAIN,
+  MAM__STEP_WAIT,
+  MAM__STEP_SPLIT,
+  MAM__STEP_REFILL,
+  MAM__STEP_BEGIN,
+  MAM__STEP_RECYCLE,
+  MAM__STEP_OPEN,
+  MAM__STEP_FLUSH,
+  MAM__STEP_PARKS,
+  MAM__STEP_LARGER,
+  MAM__STEP_REFUSED,
+  /* The bits of a step. */
+  MAM__STEPS = MAM__SEARCH_STEPS,
+  /* The request is in a pass. */
+  MAM__STEP_PASS = 32,
+  /* The pass has met another thread that is about to have chunks. */
+  MAM__STEP_BUSY = 64
+};
+
+/* A request of a group of lanes that got no ticket.  Its first lane acts for all.  Functions that call others keep it
+ * in registers, and nothing that can be computed from it (mam__request_forget). */
+struct mam__request {
+  struct mam__heap_control *control;
+  mam__u32 wanted; /* a request word: MAM__REST_* */
+  mam__u32 slot;   /* its number among all, with MAM__REST_CHUNKS */
+  mam__u32 group;  /* a 1 for each lane */
+  mam__u32 step;   /* MAM__STEP_* */
+  mam__u32 pages;  /* of the span that REFILL or OPEN takes pages for; LARGER: the class */
+  mam__u32 sum;    /* of the stamps before the pass */
+  mam__u32 spent;  /* what passes have cost: MAM__COST_* */
+  mam__u32 at;     /* where a search is (MAM__SEARCHED); FLUSH: where the flush is (mam__flush_begin) */
+};
+
+/* What was computed from the request is not kept any more.  The first one is for callers that need no more of it than
+ * what it forgets. */
+MAM__INLINE void mam__request_forget_lanes(struct mam__request *request) {
+  MAM__FORGET_ADDRESS(request->control);
+  MAM__FORGET_THREE(request->wanted, request->slot, request->group);
+}
+MAM__INLINE void mam__request_forget(struct mam__request *request) {
+  mam__request_forget_lanes(request);
+  MAM__FORGET_THREE(request->step, request->pages, request->at);
+}
+/* The step, after which nothing else is kept. */
+MAM__INLINE mam__u32 mam__request_step(struct mam__request *request) {
+  mam__request_forget(request);
+  return request->step & MAM__STEPS;
+}
+
+MAM__INLINE mam__u32 mam__request_class(const struct mam__request *request) { return request->wanted & MAM__REST_KIND; }
+MAM__INLINE mam__u32 mam__request_count(const struct mam__request *request) { return mam__ones_u32(request->group); }
+MAM__INLINE mam__u32 mam__request_limit(const struct mam__request *request) {
+  return 1u << (request->slot >> MAM__REST_CHUNKS);
+}
+MAM__INLINE mam__u64 *mam__request_slot(const struct mam__request *request) {
+  return mam__slot_at(request->control, request->slot & MAM__REST_SLOT);
+}
+/* Makes the request's slot dry: the task goes to the next request, and no thread waits for it.  release: as in
+ * mam__slot_flush. */
+MAM__INLINE void mam__request_dry(const struct mam__request *request) {
+  (void)mam__exchange_release_u64(mam__request_slot(request), MAM__SLOT_DRY | mam__request_limit(request));
+}
+
+/* ---- Parts of steps that call nothing, or little ---- */
 
 /* Counts the caller among the threads that open a span of a class, if there may be one more.  spare: the pages of the
  * span that the caller does not need.  Returns whether it did; then the caller calls mam__opening_end.  A caller that
@@ -69,8 +139,7 @@ enum { MAM__OPENING_SHARE = 256 };
  *
  * Where the spans of a class have one page, that page counts: otherwise each of 2,000 requests of 16 bytes that waited
  * for a slow refill took a page of its own. */
-MAM__OUTLINE int mam__opening_begin(MAM__TAG(3) struct mam__heap_control *control, mam__u32 size_class,
-                                    mam__u32 spare) {
+MAM__INLINE int mam__opening_begin(struct mam__heap_control *control, mam__u32 size_class, mam__u32 spare) {
   mam__u32 *opening = &control->opening[mam__kind_number(size_class)], seen = mam__load_relaxed_u32(opening);
   mam__u32 most = control->superblocks[0].page_count / MAM__OPENING_SHARE;
   spare += mam__span_pages(control->heap.tuning, size_class) == 1;
@@ -101,191 +170,262 @@ MAM__INLINE mam__u32 mam__class_least_pages(mam__u32 size_class) {
   return (mam__class_bytes(size_class) + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
 }
 
-/* Takes so many pages for a span that no slot gets.  With mask 0 the address is not 0 if other threads are opening such
- * a span. */
-MAM__INLINE struct mam__claim mam__claim_own(struct mam__heap_control *control, mam__u32 wanted, mam__u32 pages,
-                                             mam__u32 count) {
-  struct mam__claim claim = {0, 0, 0};
-  if (MAM__OUT_OF_SIGHT(mam__pages_are_short)(control, pages))
-    return claim;
-  claim.address = 1;
-  mam__u32 needed = (mam__class_bytes(wanted & MAM__REST_KIND) * count + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
-  if (mam__span_is_shared(wanted & MAM__REST_KIND, pages, count) &&
-      !MAM__OUT_OF_SIGHT(mam__opening_begin)(control, wanted & MAM__REST_KIND, pages > needed ? pages - needed : 0))
-    return claim;
-  MAM__FORGET(wanted);
-  struct mam__found found = mam__pages_any(control, pages, wanted);
-  MAM__FORGET(wanted);
-  MAM__FORGET_ADDRESS(control);
-  claim.address = 0;
-  if (found.page != MAM__NO_PAGE)
-    claim = MAM__OUT_OF_SIGHT(mam__span_split)(found, wanted & MAM__REST_KIND, pages,
-                                               mam__slot_limit(&control->heap, wanted & MAM__REST_KIND), count);
-  MAM__FORGET(count); /* not kept over the calls */
+/* What mam__pages_before says. */
+enum {
+  /* There are no pages. */
+  MAM__PAGES_SHORT,
+  /* Other threads are opening spans of the class. */
+  MAM__PAGES_OPENING,
+  /* The caller may search. */
+  MAM__PAGES_SEARCH
+};
+
+/* Begins a search for pages: for the slot's span, or for one of the lanes' own with MAM__REST_WHOLE or in a pass.  In a
+ * pass mam__opening_end follows if the span is shared. */
+MAM__OUTLINE mam__u32 mam__pages_before(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
+                                        mam__u32 pages, mam__u32 count, mam__u32 in_pass) {
+  mam__u32 size_class = wanted & MAM__REST_KIND;
+  mam__u32 needed = (mam__class_bytes(size_class) * count + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
+  if (in_pass == 0) {
+    if ((wanted & MAM__REST_WHOLE) == 0)
+      MAM__OUT_OF_SIGHT(mam__held_raise)(control, slot & MAM__REST_SLOT);
+    return MAM__PAGES_SEARCH;
+  }
+  if (mam__pages_are_short(control, pages))
+    return MAM__PAGES_SHORT;
+  return mam__span_is_shared(size_class, pages, count) &&
+                 !mam__opening_begin(control, size_class, pages > needed ? pages - needed : 0)
+             ? MAM__PAGES_OPENING
+             : MAM__PAGES_SEARCH;
+}
+
+/* Makes a span of pages that the caller has taken: for the slot, or for the lanes with MAM__REST_WHOLE; or in a pass
+ * one that no slot gets, and whose chunks belong to the heap but for those of the lanes. */
+MAM__OUTLINE struct mam__claim mam__span_begin(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
+                                               mam__u32 pages, mam__u32 count, mam__u32 in_pass,
+                                               struct mam__found found) {
+  if (in_pass == 0)
+    return mam__slot_fill_alone(control, wanted, slot, count, found);
+  struct mam__claim claim = MAM__OUT_OF_SIGHT(mam__span_split)(
+      found, wanted & MAM__REST_KIND, pages, mam__slot_limit(&control->heap, wanted & MAM__REST_KIND), count);
   if (mam__span_is_shared(wanted & MAM__REST_KIND, pages, count))
     mam__opening_end(control, wanted & MAM__REST_KIND);
   return claim;
 }
 
-/* ---- Passes ---- */
-
-/* Ends a pass that found nothing for a class.  sum: the sum of the stamps before the pass.  busy: the pass has met
- * another thread that is about to have chunks.  spent: what passes have cost so far.  Returns what they have cost now;
- * 0 if nothing is on its way, and slots and parks hold nothing either. */
-MAM__INLINE mam__u32 mam__pass_end(struct mam__heap_control *control, mam__u32 size_class, mam__u32 sum, int busy,
-                                   mam__u32 spent) {
-  mam__u32 found = MAM__FLUSH_BUSY;
-  busy |= sum == 0; /* the pass began during a sweep */
-  /* acquire: if a span was opened meanwhile, its stamp has been raised, or the pass could have found it. */
-  busy |= mam__load_acquire_u32(&control->opening[mam__kind_number(size_class)]) != 0;
-  if (!busy || spent % MAM__COST_PASS + MAM__COST_LATE >= MAM__SCARCE_PATIENCE) {
-    found = mam__slots_flush(spent < 16 * MAM__COST_PASS ? 2u << spent / MAM__COST_PASS : ~0u, control,
-                             mam__kind_number(size_class));
-    MAM__FORGET_ADDRESS(control);
-    if (found == 0 && MAM__OUT_OF_SIGHT(mam__parks_flush)(control))
-      found = MAM__FLUSH_FREED;
-  }
-  if ((found & MAM__FLUSH_FREED) != 0)
-    return spent + MAM__COST_FREED;
-  if (busy || found != 0 || mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS]) != 0) {
-    mam__pause();
-    return spent + MAM__COST_BUSY;
-  }
-  if (mam__stamps_sum(control, control->superblocks[0]) == sum)
-    return 0;
-  mam__sleep(6400); /* what comes back is not enough for all */
-  return spent + MAM__COST_CHANGED;
+/* Whether a request can only fail: then returns MAM__REQUEST_VAIN, and if it has the task of refilling the slot, the
+ * slot becomes dry.  Else returns MAM__REST_DRY if the slot is dry and its task is taken, or 0. */
+enum { MAM__REQUEST_VAIN = 1 };
+MAM__OUTLINE mam__u32 mam__request_is_vain(MAM__TAG(5) struct mam__heap_control *control, mam__u32 wanted,
+                                           mam__u32 slot) {
+  mam__u64 *place = mam__slot_at(control, slot & MAM__REST_SLOT);
+  if (!mam__is_missing(control, control->superblocks[0], wanted & MAM__REST_KIND))
+    return mam__slot_dry_taken(mam__load_relaxed_u64(place), 1u << (slot >> MAM__REST_CHUNKS));
+  if ((wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) == MAM__REST_REFILL)
+    (void)mam__exchange_release_u64(place, MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
+  else if ((wanted & MAM__REST_WHOLE) == 0)
+    mam__slot_keep(place, mam__load_relaxed_u64(place), 1u << (slot >> MAM__REST_CHUNKS));
+  return MAM__REQUEST_VAIN;
 }
 
-/* Where a pass is. */
-enum {
-  /* Before it begins. */
-  MAM__STEP_BEGIN,
-  /* The steps of a pass: see above. */
-  MAM__STEP_RECYCLE,
-  MAM__STEP_OPEN,
-  MAM__STEP_PART,
-  /* After passes that found nothing. */
-  MAM__STEP_LARGER,
-  /* A flag: the pass has met another thread that is about to have chunks. */
-  MAM__STEP_BUSY = 8
-};
+/* Begins a pass.  Returns the sum of the stamps; 0 as mam__stamps_rely; or MAM__PASS_VAIN if the class is known to be
+ * missing. */
+#define MAM__PASS_VAIN 0xffffffffu
+MAM__OUTLINE mam__u32 mam__pass_begin(struct mam__heap_control *control, mam__u32 size_class) {
+  if (mam__is_missing(control, control->superblocks[0], size_class))
+    return MAM__PASS_VAIN;
+  mam__u32 sum = mam__stamps_rely(control);
+  return sum != MAM__PASS_VAIN ? sum : 0;
+}
+
+/* ---- The order of steps ---- */
 
 /* Whether chunks of a kind may serve a request of a class. */
 MAM__INLINE int mam__class_serves(mam__u32 kind, mam__u32 size_class) {
   return kind < MAM__HEAP_CLASSES && mam__class_bytes(kind) <= 2 * mam__class_bytes(size_class);
 }
 
-/* Claims up to count chunks by passes over the heap, until there are some or the class is known to be missing. */
-MAM__OUTLINE struct mam__claim mam__claim_scarce(struct mam__heap_control *control, mam__u32 wanted, mam__u32 count) {
-  struct mam__claim claim = {0, 0, 0};
-  mam__u32 spent = 0, sum = 0, step = MAM__STEP_BEGIN, kind = 0, pages = 0;
-  MAM__LOOP
-  for (;;) {
-    MAM__FORGET(wanted); /* what one step computes from it is not kept over the others */
-    MAM__FORGET_ADDRESS(control);
-    if (step == MAM__STEP_BEGIN) {
-      if (spent % MAM__COST_PASS >= MAM__SCARCE_PATIENCE ||
-          MAM__OUT_OF_SIGHT(mam__is_missing)(control, control->superblocks[0], wanted & MAM__REST_KIND))
-        return claim;
-      sum = MAM__OUT_OF_SIGHT(mam__stamps_rely)(control);
-      MAM__FORGET(wanted);
-      MAM__FORGET_ADDRESS(control);
-      kind = wanted & MAM__REST_KIND;
-      pages = mam__span_pages(control->heap.tuning, kind);
-      step = MAM__STEP_RECYCLE;
-    }
-    claim.mask = 0;
-    if (step == MAM__STEP_RECYCLE || step == MAM__STEP_LARGER)
-      claim = MAM__OUT_OF_SIGHT(mam__recycle_any)(control, kind, count);
-    else
-      claim = mam__claim_own(control, wanted, pages, count);
-    if (claim.mask != 0)
-      return claim;
-    MAM__FORGET(wanted);
-    MAM__FORGET_ADDRESS(control);
-    step |= claim.address != 0 ? MAM__STEP_BUSY : 0;
-    if ((step & ~(mam__u32)MAM__STEP_BUSY) < MAM__STEP_OPEN)
-      step++;
-    else if (step < MAM__STEP_LARGER && pages > mam__class_least_pages(wanted & MAM__REST_KIND)) {
-      pages = pages / 2;
-      if (pages < mam__class_least_pages(wanted & MAM__REST_KIND))
-        pages = mam__class_least_pages(wanted & MAM__REST_KIND);
-      step = MAM__STEP_PART;
-    } else if (step == MAM__STEP_LARGER ||
-               (spent = mam__pass_end(control, wanted & MAM__REST_KIND, sum, step >= MAM__STEP_BUSY, spent)) == 0) {
-      step = MAM__STEP_LARGER;
-      if (mam__class_serves(++kind, wanted & MAM__REST_KIND))
-        continue;
-      if (mam__stamps_sum(control, control->superblocks[0]) == sum)
-        mam__store_relaxed_u32(&control->missing[mam__kind_number(wanted & MAM__REST_KIND)], sum);
-      return claim;
-    } else
-      step = MAM__STEP_BEGIN;
-  }
-}
-
-/* ---- Requests ---- */
-
-/* Returns 1 if a request can only fail; then, if it has the task of refilling the slot, the slot becomes dry.  Else
- * returns MAM__REST_DRY if the slot is dry and its task is taken, or 0. */
-MAM__OUTLINE mam__u32 mam__request_is_vain(MAM__TAG(5) struct mam__heap_control *control, mam__u32 wanted,
-                                           mam__u32 slot) {
-  mam__u64 *place = mam__slot_at(control, slot & MAM__REST_SLOT);
-  if (!MAM__OUT_OF_SIGHT(mam__is_missing)(control, control->superblocks[0], wanted & MAM__REST_KIND))
-    return mam__slot_dry_taken(mam__load_relaxed_u64(place), 1u << (slot >> MAM__REST_CHUNKS));
-  if ((wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) == MAM__REST_REFILL)
-    (void)mam__exchange_release_u64(place, MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
-  else if ((wanted & MAM__REST_WHOLE) == 0)
-    mam__slot_keep(place, mam__load_relaxed_u64(place), 1u << (slot >> MAM__REST_CHUNKS));
+/* Ends a pass that found nothing, after what slots and parks hold was freed, or not.  flush: MAM__FLUSH_*.  Returns 0
+ * if nothing is on its way, and slots and parks hold nothing either. */
+MAM__INLINE int mam__pass_end(struct mam__request *request, mam__u32 flush) {
+  if ((flush & MAM__FLUSH_FREED) != 0)
+    request->spent += MAM__COST_FREED;
+  else if ((request->step & MAM__STEP_BUSY) != 0 || (flush & MAM__FLUSH_BUSY) != 0 ||
+           mam__load_acquire_u32(&request->control->opening[MAM__HEAP_KINDS]) != 0) {
+    mam__pause();
+    request->spent += MAM__COST_BUSY;
+  } else if (mam__stamps_sum(request->control, request->control->superblocks[0]) != request->sum) {
+    mam__sleep(6400); /* what comes back is not enough for all */
+    request->spent += MAM__COST_CHANGED;
+  } else
+    return 0;
   return 1;
 }
 
-/* Takes chunks of spans that were split, for a request without the task of refilling a slot, or with the task, where
- * the slot is dry or pages are scarce.  That is quicker than a search for pages, and more of them become free.  A
- * request that has the task leaves it to the next one: it makes the slot dry, so no thread waits for it. */
-MAM__INLINE struct mam__claim mam__claim_split(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
-                                               mam__u32 count) {
-  struct mam__claim claim = {0, 0, 0};
-  if ((wanted & MAM__REST_WHOLE) != 0 || mam__load_relaxed_u32(&control->mode) != MAM__MODE_WATCHED ||
-      (wanted & (MAM__REST_REFILL | MAM__REST_DRY)) == MAM__REST_REFILL)
-    return claim;
-  claim = MAM__OUT_OF_SIGHT(mam__recycle_any)(control, wanted & MAM__REST_KIND, count);
-  MAM__FORGET(wanted);
-  MAM__FORGET(slot);
-  MAM__FORGET_ADDRESS(control);
-  if (claim.mask != 0 && (wanted & MAM__REST_REFILL) != 0) /* release: as in mam__request_is_vain */
-    (void)mam__exchange_release_u64(mam__slot_at(control, slot & MAM__REST_SLOT),
-                                    MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
-  return claim;
+/* The next step of a pass after its pages were not there. */
+MAM__INLINE void mam__step_smaller(struct mam__request *request) {
+  mam__u32 number = mam__kind_number(mam__request_class(request)), spent = request->spent;
+  mam__u32 least = mam__class_least_pages(mam__request_class(request));
+  if (request->pages > least) {
+    request->pages = request->pages / 2 > least ? request->pages / 2 : least;
+    request->step = (request->step & ~(mam__u32)MAM__STEPS) | MAM__STEP_OPEN;
+    return;
+  }
+  /* acquire: if a span was opened meanwhile, its stamp has been raised, or the pass could have found it. */
+  if (request->sum == 0 /* the pass began during a sweep */ ||
+      mam__load_acquire_u32(&request->control->opening[number]) != 0)
+    request->step |= MAM__STEP_BUSY;
+  if ((request->step & MAM__STEP_BUSY) == 0 || spent % MAM__COST_PASS + MAM__COST_LATE >= MAM__SCARCE_PATIENCE) {
+    request->step = (request->step & ~(mam__u32)MAM__STEPS) | MAM__STEP_FLUSH;
+    request->at = mam__flush_begin(number, spent < 16 * MAM__COST_PASS ? 2u << spent / MAM__COST_PASS : ~0u);
+  } else {
+    (void)mam__pass_end(request, MAM__FLUSH_BUSY);
+    request->step = MAM__STEP_BEGIN;
+  }
 }
 
-/* Claims chunks for count lanes of which one calls and none has a ticket.  wanted: a request word (MAM__REST_*).  slot:
- * its number among all, with MAM__REST_CHUNKS.  mask 0: there is no room. */
-MAM__INLINE struct mam__claim mam__claim_chunks(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
-                                                mam__u32 count) {
+/* The next step after a search that found no pages. */
+MAM__INLINE void mam__step_without_pages(struct mam__request *request) {
+  if ((request->step & MAM__STEP_PASS) != 0) {
+    if (mam__span_is_shared(mam__request_class(request), request->pages, mam__request_count(request)))
+      mam__opening_end(request->control, mam__request_class(request));
+    mam__step_smaller(request);
+  } else {
+    if ((request->wanted & MAM__REST_WHOLE) == 0)
+      mam__request_dry(request);
+    request->step = MAM__STEP_BEGIN;
+  }
+}
+
+/* The step after VAIN and WAIT.  Chunks of spans that were split before come before pages for a request without the
+ * task of refilling a slot, or with the task, where the slot is dry or pages are scarce.  They are quicker to have, and
+ * more pages become free. */
+MAM__INLINE void mam__step_thorough(struct mam__request *request) {
+  mam__u32 fills = request->wanted & (MAM__REST_REFILL | MAM__REST_WHOLE);
+  request->pages = mam__request_pages(request->wanted, request->slot);
+  request->step = fills != 0 ? MAM__STEP_REFILL : MAM__STEP_BEGIN;
+  if ((fills == 0 || (fills == MAM__REST_REFILL && (request->wanted & MAM__REST_DRY) != 0)) &&
+      mam__load_relaxed_u32(&request->control->mode) == MAM__MODE_WATCHED)
+    request->step = MAM__STEP_SPLIT;
+}
+
+/* The step after FLUSH and PARKS found nothing, and the step after LARGER. */
+MAM__INLINE void mam__step_larger(struct mam__request *request, mam__u32 size_class) {
+  mam__u32 *missing = &request->control->missing[mam__kind_number(mam__request_class(request))];
+  request->pages = size_class;
+  request->step = MAM__STEP_LARGER;
+  if (mam__class_serves(size_class, mam__request_class(request)))
+    return;
+  if (mam__stamps_sum(request->control, request->control->superblocks[0]) == request->sum)
+    mam__store_relaxed_u32(missing, request->sum);
+  request->step = MAM__STEP_REFUSED;
+}
+
+/* Sets the request's next step after one that claimed nothing.  told: what the step said. */
+MAM__INLINE void mam__step_next(struct mam__request *request, mam__u32 told) {
+  mam__u32 step = request->step & MAM__STEPS, flags = request->step & ~(mam__u32)MAM__STEPS;
+  if (step < MAM__STEP_SEARCHED)
+    return;
+  if (step == MAM__STEP_SEARCHED)
+    mam__step_without_pages(request);
+  else if (step == MAM__STEP_VAIN && told == MAM__REQUEST_VAIN)
+    request->step = MAM__STEP_REFUSED;
+  else if (step == MAM__STEP_VAIN || step == MAM__STEP_WAIT) {
+    request->wanted |= told;
+    if (step == MAM__STEP_VAIN && (request->wanted & (MAM__REST_REFILL | MAM__REST_WHOLE | MAM__REST_DRY)) == 0)
+      request->step = MAM__STEP_WAIT;
+    else
+      mam__step_thorough(request);
+  } else if (step == MAM__STEP_SPLIT)
+    request->step = (request->wanted & MAM__REST_REFILL) != 0 ? MAM__STEP_REFILL : MAM__STEP_BEGIN;
+  else if (step == MAM__STEP_BEGIN) {
+    request->sum = told;
+    request->pages = mam__span_pages(request->control->heap.tuning, mam__request_class(request));
+    request->step = told == MAM__PASS_VAIN ? MAM__STEP_REFUSED : MAM__STEP_RECYCLE | MAM__STEP_PASS;
+  } else if (step == MAM__STEP_RECYCLE)
+    request->step = flags | MAM__STEP_OPEN;
+  else if (told == MAM__PAGES_SEARCH && (step == MAM__STEP_OPEN || step == MAM__STEP_REFILL)) {
+    request->step = flags | MAM__SEARCH_NEAR;
+    request->at = mam__load_acquire_u32(&request->control->active);
+  } else if (step == MAM__STEP_OPEN) {
+    request->step |= told == MAM__PAGES_OPENING ? MAM__STEP_BUSY : 0;
+    mam__step_smaller(request);
+  } else if (step == MAM__STEP_FLUSH)
+    request->step = flags | (told != 0 ? MAM__STEP_FLUSH : MAM__STEP_PARKS);
+  else if (step == MAM__STEP_LARGER)
+    mam__step_larger(request, request->pages + 1);
+  else if (mam__pass_end(request, told == 1 ? (mam__u32)MAM__FLUSH_FREED : request->at)) /* PARKS */
+    request->step = MAM__STEP_BEGIN;
+  else
+    mam__step_larger(request, mam__request_class(request) + 1);
+  if (request->step == MAM__STEP_BEGIN && request->spent % MAM__COST_PASS >= MAM__SCARCE_PATIENCE)
+    request->step = MAM__STEP_REFUSED;
+}
+
+/* ---- All steps ---- */
+
+/* Claims chunks for the lanes of a request, from a first step on.  mask 0: there is no room.
+ *
+ * Each turn does one step.  Each call lies in an `if` of its own, none in another loop, and only the request is kept
+ * over calls: see lib/heap/README.md, "Registers and stacks". */
+MAM__INLINE struct mam__claim mam__claim_chunks(struct mam__request *request, mam__u32 first) {
   struct mam__claim claim = {0, 0, 0};
-  mam__u32 vain = MAM__OUT_OF_SIGHT(mam__request_is_vain)(control, wanted, slot);
-  if (vain == 1)
-    return claim;
-  wanted |= vain;
-  if ((wanted & (MAM__REST_REFILL | MAM__REST_WHOLE | MAM__REST_DRY)) == 0) {
-    claim = MAM__OUT_OF_SIGHT(mam__claim_waited)(control, wanted, slot, count);
-    if (claim.mask != 0)
-      return claim;
-    wanted |= (mam__u32)claim.address;
+  request->step = first;
+  request->pages = request->sum = request->spent = request->at = 0;
+  MAM__LOOP
+  for (;;) {
+    mam__u32 told = MAM__NO_PAGE, step = mam__request_step(request); /* told: what the step says, or a page */
+    if (step == MAM__STEP_VAIN)
+      told = MAM__OUT_OF_SIGHT(mam__request_is_vain)(request->control, request->wanted, request->slot);
+    step = mam__request_step(request);
+    if (step == MAM__STEP_BEGIN)
+      told = MAM__OUT_OF_SIGHT(mam__pass_begin)(request->control, mam__request_class(request));
+    step = mam__request_step(request);
+    if (step == MAM__STEP_REFILL || step == MAM__STEP_OPEN)
+      told = MAM__OUT_OF_SIGHT(mam__pages_before)(request->control, request->wanted, request->slot, request->pages,
+                                                  mam__request_count(request), request->step & MAM__STEP_PASS);
+    step = mam__request_step(request);
+    if (step == MAM__STEP_FLUSH)
+      told = (mam__u32)mam__flush_turn(request->control, &request->at);
+    step = mam__request_step(request);
+    if (step == MAM__STEP_PARKS && (request->at & (MAM__FLUSH_FREED | MAM__FLUSH_BUSY)) == 0)
+      told = (mam__u32)MAM__OUT_OF_SIGHT(mam__parks_flush)(request->control);
+    step = mam__request_step(request);
+    if (step == MAM__STEP_WAIT) {
+      claim = MAM__OUT_OF_SIGHT(mam__claim_waited)(request->control, request->wanted, request->slot,
+                                                   mam__request_count(request));
+      if (claim.mask != 0)
+        break;
+      told = (mam__u32)claim.address;
+    }
+    step = mam__request_step(request);
+    if (step == MAM__STEP_SPLIT || step == MAM__STEP_RECYCLE || step == MAM__STEP_LARGER) {
+      claim = MAM__OUT_OF_SIGHT(mam__recycle_any)(
+          request->control, step == MAM__STEP_LARGER ? request->pages : mam__request_class(request),
+          mam__request_count(request));
+      if (claim.mask != 0)
+        break;
+    }
+    mam__request_forget(request);
+    told = mam__search_turn(request->control, request->pages, &request->wanted, &request->step, &request->at, told);
+    step = mam__request_step(request);
+    if (step < MAM__STEP_SEARCHED && told != MAM__NO_PAGE) {
+      struct mam__found found = {mam__search_area(request->control, request->at), told};
+      claim = MAM__OUT_OF_SIGHT(mam__span_begin)(request->control, request->wanted, request->slot, request->pages,
+                                                 mam__request_count(request), request->step & MAM__STEP_PASS, found);
+      break;
+    }
+    mam__step_next(request, told);
+    if (request->step == MAM__STEP_REFUSED) { /* so that what earlier steps claimed is not kept */
+      struct mam__claim none = {0, 0, 0};
+      claim = none;
+      break;
+    }
   }
-  MAM__FORGET(wanted);
-  claim = mam__claim_split(control, wanted, slot, count);
-  if (claim.mask != 0)
-    return claim;
-  MAM__FORGET(wanted);
-  if ((wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) != 0) {
-    claim = MAM__OUT_OF_SIGHT(mam__slot_refill)(control, wanted, slot, count);
-    if (claim.mask != 0)
-      return claim;
-  }
-  return MAM__OUT_OF_SIGHT(mam__claim_scarce)(control, wanted, count);
+  mam__request_forget(request);
+  if (claim.mask != 0 && request->step == MAM__STEP_SPLIT && (request->wanted & MAM__REST_REFILL) != 0)
+    mam__request_dry(request);
+  return claim;
 }
 
 /* The chunk of a claim for the lane of that rank. */

@@ -113,7 +113,7 @@ MAM__OUTLINE mam__u32 mam__parts_next(MAM__TAG(1) const mam__u32 *parts, mam__u3
 }
 
 /* Whether all superblocks are known to have no run of so many pages, up to 64, and no empty spans. */
-MAM__OUTLINE int mam__pages_are_short(MAM__TAG(2) struct mam__heap_control *control, mam__u32 pages) {
+MAM__INLINE int mam__pages_are_short(struct mam__heap_control *control, mam__u32 pages) {
   if (mam__load_relaxed_u32(&control->mode) != MAM__MODE_WATCHED)
     return 0;
   mam__u32 superblocks = mam__load_acquire_u32(&control->superblock_count);
@@ -128,7 +128,7 @@ MAM__OUTLINE int mam__pages_are_short(MAM__TAG(2) struct mam__heap_control *cont
 
 /* Makes all stamps odd, and returns their sum; 0 while the first superblock is not swept: then memory may come back of
  * which no stamp tells, and searches leave out what is being swept. */
-MAM__OUTLINE mam__u32 mam__stamps_rely(MAM__TAG(1) struct mam__heap_control *control) {
+MAM__INLINE mam__u32 mam__stamps_rely(struct mam__heap_control *control) {
   mam__u32 sum = 0, superblocks = mam__load_acquire_u32(&control->superblock_count);
   MAM__LOOP
   for (mam__u32 i = 0; i < superblocks; i++) {
@@ -152,7 +152,7 @@ MAM__INLINE mam__u32 mam__stamps_sum(struct mam__heap_control *control, struct m
 }
 
 /* Makes an odd stamp the next even number: something has come back. */
-MAM__OUTLINE void mam__stamp_raise(mam__u32 *stamp) {
+MAM__INLINE void mam__stamp_raise(mam__u32 *stamp) {
   mam__u32 known = mam__load_relaxed_u32(stamp);
   MAM__LOOP
   for (int i = 0; i < MAM__RETRIES && (known & 1) != 0; i++) {
@@ -164,7 +164,7 @@ MAM__OUTLINE void mam__stamp_raise(mam__u32 *stamp) {
 }
 
 /* Whether the class is known to be missing in the heap, whose first superblock is given. */
-MAM__OUTLINE int mam__is_missing(struct mam__heap_control *control, struct mam__area first, mam__u32 size_class) {
+MAM__INLINE int mam__is_missing(struct mam__heap_control *control, struct mam__area first, mam__u32 size_class) {
   mam__u32 missing = mam__load_relaxed_u32(&control->missing[mam__kind_number(size_class)]),
            sum = mam__stamps_sum(control, first);
   return sum != 0 && missing == sum;
@@ -244,7 +244,7 @@ MAM__INLINE mam__u32 mam__run_longest(const mam__u64 *map, mam__u32 words, mam__
 
 /* Makes a shortage word true after pages came back, which are part of a run of that length.  A compare-and-swap that
  * fails is another thread's change. */
-MAM__OUTLINE void mam__shortage_end(MAM__TAG(1) mam__u32 *shortage, mam__u32 run) {
+MAM__INLINE void mam__shortage_end(mam__u32 *shortage, mam__u32 run) {
   mam__u32 known = mam__load_relaxed_u32(shortage);
   MAM__LOOP
   while (mam__shortage_ends(known, run)) {
@@ -280,13 +280,12 @@ MAM__INLINE mam__u32 mam__returned_run(mam__u32 index, struct mam__area area) {
  * or behind it, and the pages end in the part last. */
 MAM__INLINE void mam__parts_back(struct mam__area area, mam__u32 first, mam__u32 last, mam__u32 run) {
   MAM__LOOP
-  for (; first <= last; first++) {
-    MAM__FORGET(area.page_count); /* not kept over a call */
-    MAM__OUT_OF_SIGHT(mam__shortage_end)(&mam__area_parts(area)[first], run);
+  for (; first <= last + 1; first++) {
+    if (first > last)
+      mam__barrier_all(); /* a search relies on the parts after it has marked the superblock: see mam__pages_search */
+    mam__shortage_end(first <= last ? &mam__area_parts(area)[first] : mam__area_shortage(area), run);
   }
-  mam__barrier_all(); /* a search relies on the parts after it has marked the superblock: see mam__pages_search */
-  MAM__OUT_OF_SIGHT(mam__shortage_end)(mam__area_shortage(area), run);
-  MAM__OUT_OF_SIGHT(mam__stamp_raise)(mam__area_stamp(area));
+  mam__stamp_raise(mam__area_stamp(area));
 }
 
 /* The same after pages came back in a word of the page map, or in so many words. */
@@ -295,11 +294,10 @@ MAM__INLINE void mam__word_back(struct mam__area area, mam__u32 index) {
   if (run != 0)
     mam__parts_back(area, mam__run_part(mam__area_pages(area), index), index >> 6, run);
 }
-MAM__OUTLINE void mam__word_returned(mam__u32 index, struct mam__area area) { mam__word_back(area, index); }
 
 /* How long a run is at most, a code, that has pages of those which came back: another thread may have taken some again.
  * MAM__SHORT_MOST if it may go on in further words than those beside them. */
-MAM__INLINE mam__u32 mam__run_with(const mam__u64 *map, mam__u32 words, mam__u32 page, mam__u32 count) {
+MAM__JOINED mam__u32 mam__run_with(const mam__u64 *map, mam__u32 words, mam__u32 page, mam__u32 count) {
   mam__u32 index = page >> 6, last = (page + count - 1) >> 6, from = page & 63, to = (page + count - 1) & 63;
   mam__u64 word = mam__load_relaxed_u64(&map[index]) & ~(MAM__FULL_WORD << from);
   mam__u64 end = mam__load_relaxed_u64(&map[last]) & MAM__FULL_WORD << to << 1;
@@ -312,7 +310,7 @@ MAM__INLINE mam__u32 mam__run_with(const mam__u64 *map, mam__u32 words, mam__u32
   return mam__length_code(below + count + above);
 }
 
-/* The same as mam__word_returned after pages in several words came back. */
+/* The same after pages in several words came back. */
 MAM__OUTLINE void mam__pages_returned(mam__u32 page, mam__u32 count, struct mam__area area) {
   mam__u32 index = page >> 6, last = (page + count - 1) >> 6;
   const mam__u64 *map = mam__area_pages(area);

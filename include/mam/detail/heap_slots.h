@@ -179,7 +179,7 @@ MAM__OUTLINE int mam__slot_flush(MAM__TAG(2) mam__u32 limit, struct mam__heap_co
   if (ticket >= limit ||
       mam__cas_acq_rel_u64(mam__slot_at(control, number), now, MAM__SLOT_FLUSHED | (limit + 1)) != now)
     return 0;
-  const struct mam__area *area = MAM__OUT_OF_SIGHT(mam__area_find)(control, mam__slot_address(now));
+  const struct mam__area *area = mam__area_find(control, mam__slot_address(now));
   MAM__LOOP
   for (; ticket < limit; ticket = (ticket | 31) + 1) {
     mam__u32 word = (mam__u32)((mam__slot_address(now) - area->base) >> MAM__PAGE_SHIFT) * MAM__PAGE_WORDS;
@@ -254,25 +254,31 @@ MAM__OUTLINE mam__u32 mam__held_flush(MAM__TAG(1) mam__u32 number, struct mam__h
   }
   if ((found & MAM__FLUSH_BUSY) != 0) {
     (void)mam__or_acq_rel_u64(&control->held[number], 1ull << group);
-    MAM__OUT_OF_SIGHT(mam__stamp_raise)(mam__area_stamp(control->superblocks[0]));
+    mam__stamp_raise(mam__area_stamp(control->superblocks[0]));
     number++; /* goes on with the next kind, so that this call does not wait for the refill */
   }
   (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u); /* release: as in mam__opening_end */
   return (turn + number) << MAM__FLUSH_NUMBER | found;
 }
 
-/* Frees the chunks without a ticket of groups of slots until `more` groups were flushed, counted from the first that
- * had any.  It begins with the kind of a number and goes through all.  Returns MAM__FLUSH_*.  With 0, what other
- * threads have flushed is freed, or control->opening tells that it is in their hands. */
-MAM__INLINE mam__u32 mam__slots_flush(mam__u32 more, struct mam__heap_control *control, mam__u32 number) {
-  mam__u32 found = 0, at = number << MAM__FLUSH_NUMBER;
-  MAM__LOOP
-  while (at >> MAM__FLUSH_NUMBER < 2 * MAM__HEAP_KINDS && more != 0) {
-    at = MAM__OUT_OF_SIGHT(mam__held_flush)(at >> MAM__FLUSH_NUMBER, control);
-    found |= at & (MAM__FLUSH_FREED | MAM__FLUSH_BUSY);
-    more -= (found & MAM__FLUSH_FREED) != 0;
-  }
-  return found;
+/* Where a flush of slots is: MAM__FLUSH_* of what it found so far, from bit MAM__FLUSH_NUMBER on the number for
+ * mam__held_flush, and from bit MAM__FLUSH_MORE on how many groups it is to free yet.  They are counted from the first
+ * that had any.  It begins with the kind of a number and goes through all. */
+enum { MAM__FLUSH_MORE = 16 };
+MAM__INLINE mam__u32 mam__flush_begin(mam__u32 number, mam__u32 more) {
+  return (more < 1 << (32 - MAM__FLUSH_MORE) ? more : (1 << (32 - MAM__FLUSH_MORE)) - 1) << MAM__FLUSH_MORE |
+         number << MAM__FLUSH_NUMBER;
+}
+
+/* A turn of a flush.  Returns whether there are more.  If it ends with MAM__FLUSH_* 0, what other threads have flushed
+ * is freed, or control->opening tells that it is in their hands. */
+MAM__INLINE int mam__flush_turn(struct mam__heap_control *control, mam__u32 *flush) {
+  mam__u32 mask = (1 << MAM__FLUSH_MORE) - 1, more = *flush >> MAM__FLUSH_MORE;
+  mam__u32 at = MAM__OUT_OF_SIGHT(mam__held_flush)((*flush & mask) >> MAM__FLUSH_NUMBER, control);
+  at |= *flush & (MAM__FLUSH_FREED | MAM__FLUSH_BUSY);
+  more -= at & MAM__FLUSH_FREED;
+  *flush = more << MAM__FLUSH_MORE | at;
+  return more != 0 && at >> MAM__FLUSH_NUMBER < 2 * MAM__HEAP_KINDS;
 }
 
 #endif /* MAM_DETAIL_HEAP_SLOTS_H */

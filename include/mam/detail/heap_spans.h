@@ -23,8 +23,9 @@
  * several threads that try one goes on.  In a word that is 0 no chunk can be claimed.  If a word is not empty, the
  * thread puts the others back.  When all are 0, the pages are the thread's alone, and it gives them back.
  *
- * mam__word_changed calls almost nothing.  What is left to do, seldom, it returns as a word (MAM__LEFT_*), and
- * mam__word_follow, which it is a part of, does it.  So few calls lie in each other, and a free saves few registers.
+ * All that follows from a free is mam__word_follow, which calls nothing: so few calls lie in each other, and a free
+ * saves few registers.  mam__word_changed is the part of it that most frees need.  What is left to do, seldom, it
+ * returns as a word (MAM__LEFT_*).
  */
 #ifndef MAM_DETAIL_HEAP_SPANS_H
 #define MAM_DETAIL_HEAP_SPANS_H
@@ -63,9 +64,9 @@ MAM__OUTLINE void mam__span_hint(struct mam__area area, mam__u32 page, mam__u32 
   if ((mam__load_relaxed_u64(&map[page >> 6]) >> (page & 63) & 1) == 0)
     return;
   if (mam__and_acq_rel_u64(&map[page >> 6], ~(1ull << (page & 63))) == MAM__FULL_WORD)
-    MAM__OUT_OF_SIGHT(mam__map_opened)(map, mam__area_map_words(area), page >> 6);
+    mam__map_opened(map, mam__area_map_words(area), page >> 6);
   if (mam__chunk_matters(area))
-    MAM__OUT_OF_SIGHT(mam__stamp_raise)(mam__area_stamp(area));
+    mam__stamp_raise(mam__area_stamp(area));
 }
 
 /* Makes pages a span of at most so many chunks, that no slot gets.  The first count chunks are the caller's, the others
@@ -156,7 +157,7 @@ enum {
   MAM__LEFT_PAGES_OPENED = 1,
   /* The same of the class map. */
   MAM__LEFT_CLASS_OPENED = 2,
-  /* Pages came back, and something was known to be missing: mam__word_returned. */
+  /* Pages came back, and something was known to be missing: mam__word_back. */
   MAM__LEFT_RETURNED = 4,
   /* The span has ended, and its pages go on in the next word of the page map: mam__bits_free. */
   MAM__LEFT_PAGES = 8,
@@ -171,8 +172,8 @@ enum { MAM__SPAN_ENDED = 0xffffffffu };
 
 /* Ends the span, one of whose words was seen to be empty, if all are.  Returns MAM__SPAN_ENDED or what is left to do.
  * last: the word, if it is the only one. */
-MAM__OUTLINE mam__u32 mam__span_end(mam__u64 *usage, mam__u64 header, mam__u32 page, mam__u32 page_count,
-                                    mam__u64 last) {
+MAM__JOINED mam__u32 mam__span_end(mam__u64 *usage, mam__u64 header, mam__u32 page, mam__u32 page_count,
+                                   mam__u64 last) {
   const struct mam__area area = {0, usage, page_count, 0};
   mam__u64 *words = &usage[page * MAM__PAGE_WORDS];
   mam__u32 count = mam__word_span_words(header);
@@ -220,7 +221,7 @@ MAM__INLINE mam__u32 mam__word_changed(struct mam__area area, mam__u32 word, mam
   mam__u32 page = word / MAM__PAGE_WORDS, left = 0;
   if ((mam__word_free(old) | bits) == mam__word_whole(old)) {
     mam__u64 header = old & ~(MAM__FULL_WORD >> 24), last = old | bits;
-    left = MAM__OUT_OF_SIGHT(mam__span_end)(area.words, header, page, area.page_count, last);
+    left = mam__span_end(area.words, header, page, area.page_count, last);
     MAM__FORGET(area.page_count);
     if (left == MAM__SPAN_ENDED)
       return mam__span_pages_free(area, page, mam__word_span_pages(old));
@@ -254,13 +255,13 @@ MAM__OUTLINE void mam__word_follow(mam__u32 word, mam__u32 bits, mam__u64 old, s
     for (;;) {
       MAM__FORGET(area.page_count);
       if ((left & MAM__LEFT_PAGES_OPENED) != 0) {
-        MAM__OUT_OF_SIGHT(mam__map_opened)(mam__area_pages(area), mam__area_map_words(area), index);
+        mam__map_opened(mam__area_pages(area), mam__area_map_words(area), index);
         MAM__FORGET(area.page_count);
         left |= mam__returned_matters(area, index, MAM__SHORT_MOST) ? MAM__LEFT_RETURNED : 0;
       }
       MAM__FORGET(area.page_count);
       if ((left & MAM__LEFT_RETURNED) != 0)
-        MAM__OUT_OF_SIGHT(mam__word_returned)(index, area);
+        mam__word_back(area, index);
       if ((left & MAM__LEFT_PAGES) == 0)
         break;
       index++;
@@ -271,12 +272,12 @@ MAM__OUTLINE void mam__word_follow(mam__u32 word, mam__u32 bits, mam__u64 old, s
     MAM__FORGET(word);
     MAM__FORGET(area.page_count);
     if ((left & MAM__LEFT_CLASS_OPENED) != 0) {
-      MAM__OUT_OF_SIGHT(mam__map_opened)
-      (mam__area_class(area, mam__word_class(old)), mam__area_map_words(area), word / MAM__PAGE_WORDS / 64);
+      mam__map_opened(mam__area_class(area, mam__word_class(old)), mam__area_map_words(area),
+                      word / MAM__PAGE_WORDS / 64);
       left |= mam__chunk_matters(area) ? MAM__LEFT_STAMP : 0;
     }
     if ((left & MAM__LEFT_STAMP) != 0)
-      MAM__OUT_OF_SIGHT(mam__stamp_raise)(mam__area_stamp(area));
+      mam__stamp_raise(mam__area_stamp(area));
   }
 }
 
@@ -311,42 +312,55 @@ MAM__INLINE mam__u64 mam__word_watch(mam__u64 *place, mam__u64 header) {
   return ((word ^ header) >> 40) == 0 ? word : 0;
 }
 
+/* So many words are made watched together. */
+enum { MAM__WATCH_TOGETHER = 4 };
+
 /* Makes all words of a span watched, whose first word looks like header.  Returns a bit for each word that has a free
  * chunk; eight bits above for each that is empty; above these for each that another thread changed meanwhile.  Calls
  * nothing. */
-MAM__OUTLINE mam__u32 mam__words_watch(MAM__TAG(2) mam__u64 header, mam__u64 *words) {
-#if MAM__ON_DEVICE && __CUDA_ARCH__ < 800 /* it takes more than 64 registers there: the caller does it word by word */
-  return ((1u << mam__word_span_words(header)) - 1) << 16;
-#endif
-  mam__u64 seen[MAM__PAGE_WORDS];
+MAM__JOINED mam__u32 mam__words_watch(mam__u64 header, mam__u64 *words) {
+  mam__u64 seen[MAM__WATCH_TOGETHER];
   mam__u32 found = 0;
-  MAM__UNROLL
-  for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
-    seen[i] = i == 0 ? header : mam__load_relaxed_if_u64(i < mam__word_span_words(header), &words[i], 0);
-  mam__barrier(); /* the order that mam__word_watch has */
-  MAM__UNROLL
-  for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++) {
-    int alike = ((seen[i] ^ header) >> 40) == 0;
-    mam__u64 old = mam__cas_between_barriers_if_u64(alike && (seen[i] & MAM__WORD_WATCHED) == 0, &words[i], seen[i],
-                                                    seen[i] | MAM__WORD_WATCHED);
-    found |= (mam__u32)(alike && mam__word_free(seen[i]) != 0) << i;
-    found |= (mam__u32)(alike && mam__word_used(seen[i]) == 0) << (i + 8) | (mam__u32)(old != seen[i]) << (i + 16);
+  MAM__LOOP
+  for (mam__u32 at = 0; at < mam__word_span_words(header); at += MAM__WATCH_TOGETHER) {
+    mam__u32 these = 0;
+    MAM__UNROLL
+    for (mam__u32 i = 0; i < MAM__WATCH_TOGETHER; i++)
+      seen[i] = mam__load_relaxed_if_u64(at + i < mam__word_span_words(header), &words[at + i], 0);
+    mam__barrier(); /* the order that mam__word_watch has */
+    MAM__UNROLL
+    for (mam__u32 i = 0; i < MAM__WATCH_TOGETHER; i++) {
+      int alike = ((seen[i] ^ header) >> 40) == 0;
+      mam__u64 old = mam__cas_between_barriers_if_u64(alike && (seen[i] & MAM__WORD_WATCHED) == 0, &words[at + i],
+                                                      seen[i], seen[i] | MAM__WORD_WATCHED);
+      these |= (mam__u32)(alike && mam__word_free(seen[i]) != 0) << i;
+      these |= (mam__u32)(alike && mam__word_used(seen[i]) == 0) << (i + 8) | (mam__u32)(old != seen[i]) << (i + 16);
+    }
+    mam__barrier();
+    found |= these << at;
   }
-  mam__barrier();
   return found;
 }
 
-/* Makes the span that begins at page watched, if there is one, and does what its frees have left undone.  Returns how
- * many pages what begins there has, a run or a span, or fewer; 1 if nothing does. */
-MAM__OUTLINE mam__u32 mam__span_watch(struct mam__area area, mam__u32 page) {
+/* What mam__words_watched returns. */
+struct mam__watched {
+  mam__u64 old;   /* an empty word of the span as it is now, for mam__word_follow; 0: none was empty */
+  mam__u32 word;  /* the number of that word in the superblock */
+  mam__u32 pages; /* of what begins there, a run or a span, or fewer; 1 if nothing does */
+};
+
+/* Makes the span that begins at page watched, if there is one, and sets its hint. */
+MAM__OUTLINE struct mam__watched mam__words_watched(struct mam__area area, mam__u32 page) {
   mam__u64 *words = &area.words[page * MAM__PAGE_WORDS], header = mam__load_relaxed_u64(words);
+  struct mam__watched watched = {0, 0, 1};
   if (mam__word_class(header) == MAM__NO_KIND)
-    return 1;
+    return watched;
   if (mam__word_is_run(header)) { /* not by the second word: it may be another span's by now */
     mam__u32 pages = mam__run_pages(header, 0);
-    return pages != 0 ? pages : 1;
+    watched.pages = pages != 0 ? pages : 1;
+    return watched;
   }
-  mam__u32 found = MAM__OUT_OF_SIGHT(mam__words_watch)(header, words);
+  mam__u32 found = mam__words_watch(header, words);
   MAM__LOOP
   for (mam__u32 again = found >> 16; again != 0; again &= again - 1) {
     mam__u32 i = mam__lowest_u32(again);
@@ -356,11 +370,19 @@ MAM__OUTLINE mam__u32 mam__span_watch(struct mam__area area, mam__u32 page) {
   }
   if ((found & 255) != 0)
     MAM__OUT_OF_SIGHT(mam__span_hint)(area, page, mam__word_class(header));
-  if ((found >> 8 & 255) != 0) {
-    mam__u32 word = page * MAM__PAGE_WORDS + mam__lowest_u32(found >> 8);
-    MAM__OUT_OF_SIGHT(mam__word_follow)(word, 0, mam__word_emptied(header) | MAM__WORD_WATCHED, area);
-  }
-  return mam__word_span_pages(header);
+  watched.old = (found >> 8 & 255) != 0 ? mam__word_emptied(header) | MAM__WORD_WATCHED : 0;
+  watched.word = page * MAM__PAGE_WORDS + mam__lowest_u32(found >> 8 | 1);
+  watched.pages = mam__word_span_pages(header);
+  return watched;
+}
+
+/* Makes the span that begins at page watched, if there is one, and does what its frees have left undone.  Returns how
+ * many pages what begins there has, a run or a span, or fewer; 1 if nothing does. */
+MAM__INLINE mam__u32 mam__span_watch(struct mam__area area, mam__u32 page) {
+  struct mam__watched watched = MAM__OUT_OF_SIGHT(mam__words_watched)(area, page);
+  if (watched.old != 0)
+    MAM__OUT_OF_SIGHT(mam__word_follow)(watched.word, 0, watched.old, area);
+  return watched.pages;
 }
 
 #endif /* MAM_DETAIL_HEAP_SPANS_H */
