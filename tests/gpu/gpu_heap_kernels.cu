@@ -191,6 +191,52 @@ static __global__ void ask_kernel(mam_device_heap heap, unsigned long long bytes
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
+/* ---- Trees ---- */
+
+/* A binary tree in memory of the heap.  The nodes of a level have a size of their own. */
+struct tree {
+  tree *branches[2];
+  unsigned long long number;
+};
+
+static __device__ __noinline__ tree *tree_grow(mam_device_heap heap, unsigned levels, unsigned long long number) {
+  tree *made = (tree *)mam_malloc(heap, sizeof(tree) + levels % 4 * 48);
+  if (made == NULL)
+    return NULL;
+  made->number = number;
+  for (unsigned i = 0; i < 2; i++)
+    made->branches[i] = levels > 1 ? tree_grow(heap, levels - 1, 2 * number + i) : NULL;
+  return made;
+}
+
+/* Returns how many nodes have another number. */
+static __device__ __noinline__ unsigned tree_fell(mam_device_heap heap, tree *made, unsigned long long number) {
+  unsigned wrong = made->number != number;
+  for (unsigned i = 0; i < 2; i++)
+    if (made->branches[i] != NULL)
+      wrong += tree_fell(heap, made->branches[i], 2 * number + i);
+  mam_free(heap, made);
+  return wrong;
+}
+
+static __global__ void trees_kernel(mam_device_heap heap, unsigned levels, unsigned rounds,
+                                    struct gpu_heap_tally *tally) {
+  for (unsigned round = 0; round < rounds; round++) {
+    tree *made = tree_grow(heap, levels, 1 + threadIdx.x);
+    atomicAdd(made != NULL ? &tally->served : &tally->refused[MAM_HEAP_FULL], 1ull);
+    if (made != NULL)
+      atomicAdd(&tally->changed_bytes, (unsigned long long)tree_fell(heap, made, 1 + threadIdx.x));
+  }
+}
+
+/* ---- Launches ---- */
+
+extern "C" cudaError_t gpu_heap_trees(mam_device_heap heap, unsigned blocks, unsigned levels, unsigned rounds,
+                                      struct gpu_heap_tally *tally, cudaStream_t stream) {
+  trees_kernel<<<blocks, 128, 0, stream>>>(heap, levels, rounds, tally);
+  return cudaGetLastError();
+}
+
 extern "C" cudaError_t gpu_heap_allocate(mam_device_heap heap, struct gpu_heap_traffic traffic,
                                          unsigned long long *slots, struct gpu_heap_tally *tally, cudaStream_t stream) {
   allocate_kernel<<<grid_for(traffic.count), threads_per_block, 0, stream>>>(heap, traffic, slots, tally);

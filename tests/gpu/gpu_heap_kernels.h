@@ -97,6 +97,11 @@ cudaError_t gpu_heap_free_address(mam_device_heap heap, unsigned long long addre
 cudaError_t gpu_heap_ask(mam_device_heap heap, unsigned long long bytes, unsigned long long *slot,
                          struct gpu_heap_tally *tally, cudaStream_t stream);
 
+/* Each thread of so many blocks of 128 grows a tree of so many levels by recursion, as far as the heap has room, and
+ * fells it, so many times. */
+cudaError_t gpu_heap_trees(mam_device_heap heap, unsigned blocks, unsigned levels, unsigned rounds,
+                           struct gpu_heap_tally *tally, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -131,6 +131,31 @@ START_TEST(two_heaps_keep_apart) {
 }
 END_TEST
 
+/* ---- Recursion --------------------------------------------------------------------------------------------------- */
+
+/* The program leaves the limit of the stack as it is.  A frame is smaller from compute capability 9.0 on. */
+static void trees_grow(size_t heap_bytes, unsigned blocks) {
+  struct gpu_heap heap = gpu_heap_of(heap_bytes);
+  struct gpu_heap_tally *tally = gpu_heap_tally_new();
+  size_t stack = 0;
+  int major = 0;
+  GPU_OK(cudaDeviceGetLimit(&stack, cudaLimitStackSize));
+  GPU_OK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  ck_assert_uint_eq(stack, 1024);
+  for (unsigned i = 0; i < 3; i++) {
+    GPU_OK(gpu_heap_trees(heap.handle, blocks, major >= 9 ? 7 : 4, gpu_small() ? 2 : 20, tally, NULL));
+    GPU_OK(cudaDeviceSynchronize());
+    ck_assert_uint_eq(tally->changed_bytes, 0);
+    ck_assert_uint_gt(tally->served, 0);
+    gpu_heap_holds(&heap, 0);
+  }
+}
+
+START_TEST(recursive_kernels_run_on_the_default_stack) { trees_grow(512 * MIB, 100); }
+END_TEST
+START_TEST(recursive_kernels_run_on_the_default_stack_in_a_full_heap) { trees_grow(8 * MIB, gpu_small() ? 20 : 528); }
+END_TEST
+
 static Suite *heap_lanes_suite(void) {
   Suite *suite = suite_create("callers of device heaps");
   TCase *lanes = gpu_heap_case_add(suite, "lanes");
@@ -143,6 +168,9 @@ static Suite *heap_lanes_suite(void) {
   tcase_add_test(hands, blocks_are_freed_on_another_stream);
   tcase_add_test(hands, kernels_of_several_streams_use_one_heap_at_once);
   tcase_add_test(hands, two_heaps_keep_apart);
+  TCase *recursion = gpu_heap_case_add(suite, "recursion");
+  tcase_add_test(recursion, recursive_kernels_run_on_the_default_stack);
+  tcase_add_test(recursion, recursive_kernels_run_on_the_default_stack_in_a_full_heap);
   return suite;
 }
 

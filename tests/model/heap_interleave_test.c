@@ -744,7 +744,7 @@ static void flush_and_take(void) {
 }
 /* A request for chunks of a class in need: it looks at no slot before. */
 static void need(mam__u32 size_class) {
-  struct mam__request request = {model->control, size_class, 0, 1, 0, 0, 0, 0, 0};
+  struct mam__request request = {model->control, size_class, 0, 1, 0, 0, 0, 0};
   struct mam__claim claim = mam__claim_chunks(&request, MAM__STEP_BEGIN);
   if (claim.mask != 0)
     hold((void *)(uintptr_t)mam__claim_chunk(claim, 0));

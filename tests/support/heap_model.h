@@ -86,7 +86,7 @@ static inline unsigned heap_model_malloc_rest(struct heap_model *model, mam__u32
   while (done < count) {
     if ((wanted & MAM__REST_WHOLE) != 0)
       place = mam__whole_rest(&wanted, place, model->control->heap.tuning, count - done);
-    struct mam__request request = {model->control, wanted, place, 0xffffffffu >> (32 - (count - done)), 0, 0, 0, 0, 0};
+    struct mam__request request = {model->control, wanted, place, 0xffffffffu >> (32 - (count - done)), 0, 0, 0, 0};
     struct mam__claim claim = mam__claim_chunks(&request, MAM__STEP_VAIN);
     wanted = request.wanted & ~(mam__u32)(MAM__REST_REFILL | MAM__REST_DRY);
     if (claim.mask == 0)

@@ -747,7 +747,7 @@ START_TEST(a_request_that_asks_again_refills_a_dry_slot) {
   (void)fill(BYTES);
   *slot = MAM__SLOT_DRY | 1u << log2; /* the task is no thread's */
   heap_model_grow(model, 4 * MIB);
-  struct mam__request request = {model->control, kind, number | log2 << MAM__REST_CHUNKS, 1, 0, 0, 0, 0, 0};
+  struct mam__request request = {model->control, kind, number | log2 << MAM__REST_CHUNKS, 1, 0, 0, 0, 0};
   ck_assert_uint_ne(mam__claim_chunks(&request, MAM__STEP_VAIN).mask, 0);
   ck_assert(!mam__slot_is_dry(*slot));
 }

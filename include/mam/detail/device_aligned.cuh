@@ -16,7 +16,7 @@
 
 /* One chunk of a larger class, by passes over the heap. */
 MAM__OUTLINE struct mam__claim mam__claim_larger(struct mam__heap_control *control, mam__u32 wanted) {
-  struct mam__request request = {control, wanted, 0, 1, 0, 0, 0, 0, 0};
+  struct mam__request request = {control, wanted, 0, 1, 0, 0, 0, 0};
   return mam__claim_chunks(&request, MAM__STEP_BEGIN);
 }
 

@@ -55,7 +55,7 @@ MAM__OUTLINE mam__plea mam__malloc_refused(struct mam__heap_control *control, ma
  * that each kernel has, where it would keep twice the registers.  The first lane acts for the group, and the whole
  * group comes to each exchange.  Lanes that got a chunk leave the group between two rounds. */
 MAM__OUTLINE void *mam__malloc_rest(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot, mam__u32 group) {
-  struct mam__request request = {control, wanted, slot, group, 0, 0, 0, 0, 0};
+  struct mam__request request = {control, wanted, slot, group, 0, 0, 0, 0};
   mam__plea plea = 0;
   mam__u32 got;
   void *block;

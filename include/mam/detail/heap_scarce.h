@@ -11,11 +11,9 @@
  *   a pass over the heap:
  *     BEGIN     note the stamps
  *     RECYCLE   chunks of spans that were split before
- *     OPEN      pages for a whole span of the thread's own, which no slot gets; then for a part of one, halved until it
- *               is a chunk's
- *     FLUSH     free what slots hold of any class, more of it after each pass
- *     PARKS     free what waits in parks
- *   LARGER    chunks of larger classes, up to twice as large (max_frag in ScatterAlloc's paper)
+ *     OPEN      pages for a whole span of the thread's own, which no slot gets; then, if no other thread opens one, for
+ * a part, halved until it is a chunk's FLUSH     free what slots hold of any class, more of it after each pass PARKS
+ * free what waits in parks LARGER    chunks of larger classes, up to twice as large (max_frag in ScatterAlloc's paper)
  *   REFUSED   there is nothing
  *
  * REFILL and OPEN search for pages (heap_sweep.h), and the turns of that search are steps, too.
@@ -64,7 +62,8 @@ enum { MAM__OPENING_SHARE = 256 };
 
 /* ---- Requests ---- */
 
-/* Where a request is: a step (see above), and flags. */
+/* Where a request is: a step (see above), flags, and from bit MAM__STEP_PAGES on the pages of the span that REFILL or
+ * OPEN wants, or for LARGER the class. */
 enum {
   /* Those before are the turns of a search, MAM__SEARCH_*. */
   MAM__STEP_SEARCHED = MAM__SEARCH_END,
@@ -84,7 +83,8 @@ enum {
   /* The request is in a pass. */
   MAM__STEP_PASS = 32,
   /* The pass has met another thread that is about to have chunks. */
-  MAM__STEP_BUSY = 64
+  MAM__STEP_BUSY = 64,
+  MAM__STEP_PAGES = 8
 };
 
 /* A request of a group of lanes that got no ticket.  Its first lane acts for all.  Functions that call others keep it
@@ -95,7 +95,6 @@ struct mam__request {
   mam__u32 slot;   /* its number among all, with MAM__REST_CHUNKS */
   mam__u32 group;  /* a 1 for each lane */
   mam__u32 step;   /* MAM__STEP_* */
-  mam__u32 pages;  /* of the span that REFILL or OPEN takes pages for; LARGER: the class */
   mam__u32 sum;    /* of the stamps before the pass */
   mam__u32 spent;  /* what passes have cost: MAM__COST_* */
   mam__u32 at;     /* where a search is (MAM__SEARCHED); FLUSH: where the flush is (mam__flush_begin) */
@@ -109,13 +108,15 @@ MAM__INLINE void mam__request_forget_lanes(struct mam__request *request) {
 }
 MAM__INLINE void mam__request_forget(struct mam__request *request) {
   mam__request_forget_lanes(request);
-  MAM__FORGET_THREE(request->step, request->pages, request->at);
+  MAM__FORGET_THREE(request->step, request->sum, request->at);
 }
 /* The step, after which nothing else is kept. */
 MAM__INLINE mam__u32 mam__request_step(struct mam__request *request) {
   mam__request_forget(request);
   return request->step & MAM__STEPS;
 }
+/* The pages, or the class, of a step. */
+MAM__INLINE mam__u32 mam__step_pages(const struct mam__request *request) { return request->step >> MAM__STEP_PAGES; }
 
 MAM__INLINE mam__u32 mam__request_class(const struct mam__request *request) { return request->wanted & MAM__REST_KIND; }
 MAM__INLINE mam__u32 mam__request_count(const struct mam__request *request) { return mam__ones_u32(request->group); }
@@ -262,13 +263,18 @@ MAM__INLINE int mam__pass_end(struct mam__request *request, mam__u32 flush) {
   return 1;
 }
 
-/* The next step of a pass after its pages were not there. */
+/* Another step of the same pass, or search. */
+MAM__INLINE void mam__step_to(struct mam__request *request, mam__u32 step) {
+  request->step = (request->step & ~(mam__u32)MAM__STEPS) | step;
+}
+
+/* The next step of a pass after its pages were not there.  While other threads open spans of the class, it takes no
+ * part of one: their chunks are worth waiting for, and parts would be left all over the heap. */
 MAM__INLINE void mam__step_smaller(struct mam__request *request) {
   mam__u32 number = mam__kind_number(mam__request_class(request)), spent = request->spent;
-  mam__u32 least = mam__class_least_pages(mam__request_class(request));
-  if (request->pages > least) {
-    request->pages = request->pages / 2 > least ? request->pages / 2 : least;
-    request->step = (request->step & ~(mam__u32)MAM__STEPS) | MAM__STEP_OPEN;
+  mam__u32 least = mam__class_least_pages(mam__request_class(request)), pages = mam__step_pages(request);
+  if (pages > least && (request->step & MAM__STEP_BUSY) == 0) {
+    request->step = (pages / 2 > least ? pages / 2 : least) << MAM__STEP_PAGES | MAM__STEP_PASS | MAM__STEP_OPEN;
     return;
   }
   /* acquire: if a span was opened meanwhile, its stamp has been raised, or the pass could have found it. */
@@ -276,7 +282,7 @@ MAM__INLINE void mam__step_smaller(struct mam__request *request) {
       mam__load_acquire_u32(&request->control->opening[number]) != 0)
     request->step |= MAM__STEP_BUSY;
   if ((request->step & MAM__STEP_BUSY) == 0 || spent % MAM__COST_PASS + MAM__COST_LATE >= MAM__SCARCE_PATIENCE) {
-    request->step = (request->step & ~(mam__u32)MAM__STEPS) | MAM__STEP_FLUSH;
+    mam__step_to(request, MAM__STEP_FLUSH);
     request->at = mam__flush_begin(number, spent < 16 * MAM__COST_PASS ? 2u << spent / MAM__COST_PASS : ~0u);
   } else {
     (void)mam__pass_end(request, MAM__FLUSH_BUSY);
@@ -287,7 +293,7 @@ MAM__INLINE void mam__step_smaller(struct mam__request *request) {
 /* The next step after a search that found no pages. */
 MAM__INLINE void mam__step_without_pages(struct mam__request *request) {
   if ((request->step & MAM__STEP_PASS) != 0) {
-    if (mam__span_is_shared(mam__request_class(request), request->pages, mam__request_count(request)))
+    if (mam__span_is_shared(mam__request_class(request), mam__step_pages(request), mam__request_count(request)))
       mam__opening_end(request->control, mam__request_class(request));
     mam__step_smaller(request);
   } else {
@@ -297,23 +303,24 @@ MAM__INLINE void mam__step_without_pages(struct mam__request *request) {
   }
 }
 
-/* The step after VAIN and WAIT.  Chunks of spans that were split before come before pages for a request without the
- * task of refilling a slot, or with the task, where the slot is dry or pages are scarce.  They are quicker to have, and
- * more pages become free. */
-MAM__INLINE void mam__step_thorough(struct mam__request *request) {
+/* The step after VAIN, WAIT and SPLIT.  Chunks of spans that were split before come before pages for a request without
+ * the task of refilling a slot, or with the task, where the slot is dry or pages are scarce.  They are quicker to have,
+ * and more pages become free. */
+MAM__INLINE void mam__step_thorough(struct mam__request *request, mam__u32 step) {
   mam__u32 fills = request->wanted & (MAM__REST_REFILL | MAM__REST_WHOLE);
-  request->pages = mam__request_pages(request->wanted, request->slot);
-  request->step = fills != 0 ? MAM__STEP_REFILL : MAM__STEP_BEGIN;
-  if ((fills == 0 || (fills == MAM__REST_REFILL && (request->wanted & MAM__REST_DRY) != 0)) &&
-      mam__load_relaxed_u32(&request->control->mode) == MAM__MODE_WATCHED)
+  if (step != MAM__STEP_SPLIT && mam__load_relaxed_u32(&request->control->mode) == MAM__MODE_WATCHED &&
+      (fills == 0 || (fills == MAM__REST_REFILL && (request->wanted & MAM__REST_DRY) != 0)))
     request->step = MAM__STEP_SPLIT;
+  else if (fills != 0)
+    request->step = mam__request_pages(request->wanted, request->slot) << MAM__STEP_PAGES | MAM__STEP_REFILL;
+  else
+    request->step = MAM__STEP_BEGIN;
 }
 
 /* The step after FLUSH and PARKS found nothing, and the step after LARGER. */
 MAM__INLINE void mam__step_larger(struct mam__request *request, mam__u32 size_class) {
   mam__u32 *missing = &request->control->missing[mam__kind_number(mam__request_class(request))];
-  request->pages = size_class;
-  request->step = MAM__STEP_LARGER;
+  request->step = size_class << MAM__STEP_PAGES | MAM__STEP_LARGER;
   if (mam__class_serves(size_class, mam__request_class(request)))
     return;
   if (mam__stamps_sum(request->control, request->control->superblocks[0]) == request->sum)
@@ -323,37 +330,35 @@ MAM__INLINE void mam__step_larger(struct mam__request *request, mam__u32 size_cl
 
 /* Sets the request's next step after one that claimed nothing.  told: what the step said. */
 MAM__INLINE void mam__step_next(struct mam__request *request, mam__u32 told) {
-  mam__u32 step = request->step & MAM__STEPS, flags = request->step & ~(mam__u32)MAM__STEPS;
+  mam__u32 step = request->step & MAM__STEPS;
   if (step < MAM__STEP_SEARCHED)
     return;
   if (step == MAM__STEP_SEARCHED)
     mam__step_without_pages(request);
   else if (step == MAM__STEP_VAIN && told == MAM__REQUEST_VAIN)
     request->step = MAM__STEP_REFUSED;
-  else if (step == MAM__STEP_VAIN || step == MAM__STEP_WAIT) {
-    request->wanted |= told;
+  else if (step <= MAM__STEP_SPLIT) {
+    request->wanted |= step != MAM__STEP_SPLIT ? told : 0;
     if (step == MAM__STEP_VAIN && (request->wanted & (MAM__REST_REFILL | MAM__REST_WHOLE | MAM__REST_DRY)) == 0)
       request->step = MAM__STEP_WAIT;
     else
-      mam__step_thorough(request);
-  } else if (step == MAM__STEP_SPLIT)
-    request->step = (request->wanted & MAM__REST_REFILL) != 0 ? MAM__STEP_REFILL : MAM__STEP_BEGIN;
-  else if (step == MAM__STEP_BEGIN) {
+      mam__step_thorough(request, step);
+  } else if (step == MAM__STEP_BEGIN) {
     request->sum = told;
-    request->pages = mam__span_pages(request->control->heap.tuning, mam__request_class(request));
-    request->step = told == MAM__PASS_VAIN ? MAM__STEP_REFUSED : MAM__STEP_RECYCLE | MAM__STEP_PASS;
+    request->step = told == MAM__PASS_VAIN ? MAM__STEP_REFUSED : MAM__STEP_RECYCLE;
   } else if (step == MAM__STEP_RECYCLE)
-    request->step = flags | MAM__STEP_OPEN;
+    request->step = mam__span_pages(request->control->heap.tuning, mam__request_class(request)) << MAM__STEP_PAGES |
+                    MAM__STEP_PASS | MAM__STEP_OPEN;
   else if (told == MAM__PAGES_SEARCH && (step == MAM__STEP_OPEN || step == MAM__STEP_REFILL)) {
-    request->step = flags | MAM__SEARCH_NEAR;
+    mam__step_to(request, MAM__SEARCH_NEAR);
     request->at = mam__load_acquire_u32(&request->control->active);
   } else if (step == MAM__STEP_OPEN) {
     request->step |= told == MAM__PAGES_OPENING ? MAM__STEP_BUSY : 0;
     mam__step_smaller(request);
   } else if (step == MAM__STEP_FLUSH)
-    request->step = flags | (told != 0 ? MAM__STEP_FLUSH : MAM__STEP_PARKS);
+    mam__step_to(request, told != 0 ? MAM__STEP_FLUSH : MAM__STEP_PARKS);
   else if (step == MAM__STEP_LARGER)
-    mam__step_larger(request, request->pages + 1);
+    mam__step_larger(request, mam__step_pages(request) + 1);
   else if (mam__pass_end(request, told == 1 ? (mam__u32)MAM__FLUSH_FREED : request->at)) /* PARKS */
     request->step = MAM__STEP_BEGIN;
   else
@@ -371,7 +376,7 @@ MAM__INLINE void mam__step_next(struct mam__request *request, mam__u32 told) {
 MAM__INLINE struct mam__claim mam__claim_chunks(struct mam__request *request, mam__u32 first) {
   struct mam__claim claim = {0, 0, 0};
   request->step = first;
-  request->pages = request->sum = request->spent = request->at = 0;
+  request->sum = request->spent = request->at = 0;
   MAM__LOOP
   for (;;) {
     mam__u32 told = MAM__NO_PAGE, step = mam__request_step(request); /* told: what the step says, or a page */
@@ -382,8 +387,9 @@ MAM__INLINE struct mam__claim mam__claim_chunks(struct mam__request *request, ma
       told = MAM__OUT_OF_SIGHT(mam__pass_begin)(request->control, mam__request_class(request));
     step = mam__request_step(request);
     if (step == MAM__STEP_REFILL || step == MAM__STEP_OPEN)
-      told = MAM__OUT_OF_SIGHT(mam__pages_before)(request->control, request->wanted, request->slot, request->pages,
-                                                  mam__request_count(request), request->step & MAM__STEP_PASS);
+      told = MAM__OUT_OF_SIGHT(mam__pages_before)(request->control, request->wanted, request->slot,
+                                                  mam__step_pages(request), mam__request_count(request),
+                                                  request->step & MAM__STEP_PASS);
     step = mam__request_step(request);
     if (step == MAM__STEP_FLUSH)
       told = (mam__u32)mam__flush_turn(request->control, &request->at);
@@ -401,18 +407,20 @@ MAM__INLINE struct mam__claim mam__claim_chunks(struct mam__request *request, ma
     step = mam__request_step(request);
     if (step == MAM__STEP_SPLIT || step == MAM__STEP_RECYCLE || step == MAM__STEP_LARGER) {
       claim = MAM__OUT_OF_SIGHT(mam__recycle_any)(
-          request->control, step == MAM__STEP_LARGER ? request->pages : mam__request_class(request),
+          request->control, step == MAM__STEP_LARGER ? mam__step_pages(request) : mam__request_class(request),
           mam__request_count(request));
       if (claim.mask != 0)
         break;
     }
     mam__request_forget(request);
-    told = mam__search_turn(request->control, request->pages, &request->wanted, &request->step, &request->at, told);
+    told = mam__search_turn(request->control, mam__step_pages(request), &request->wanted, &request->step, &request->at,
+                            told);
     step = mam__request_step(request);
     if (step < MAM__STEP_SEARCHED && told != MAM__NO_PAGE) {
       struct mam__found found = {mam__search_area(request->control, request->at), told};
-      claim = MAM__OUT_OF_SIGHT(mam__span_begin)(request->control, request->wanted, request->slot, request->pages,
-                                                 mam__request_count(request), request->step & MAM__STEP_PASS, found);
+      claim =
+          MAM__OUT_OF_SIGHT(mam__span_begin)(request->control, request->wanted, request->slot, mam__step_pages(request),
+                                             mam__request_count(request), request->step & MAM__STEP_PASS, found);
       break;
     }
     mam__step_next(request, told);

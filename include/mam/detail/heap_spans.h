@@ -371,7 +371,7 @@ MAM__OUTLINE struct mam__watched mam__words_watched(struct mam__area area, mam__
   if ((found & 255) != 0)
     MAM__OUT_OF_SIGHT(mam__span_hint)(area, page, mam__word_class(header));
   watched.old = (found >> 8 & 255) != 0 ? mam__word_emptied(header) | MAM__WORD_WATCHED : 0;
-  watched.word = page * MAM__PAGE_WORDS + mam__lowest_u32(found >> 8 | 1);
+  watched.word = page * MAM__PAGE_WORDS + (watched.old != 0 ? mam__lowest_u32(found >> 8) : 0);
   watched.pages = mam__word_span_pages(header);
   return watched;
 }
