@@ -753,6 +753,24 @@ START_TEST(a_request_that_asks_again_refills_a_dry_slot) {
 }
 END_TEST
 
+/* A request in need does not take a part of a span while another thread opens a whole one of the class.  Here that
+ * thread never ends, so the request gives up in the end. */
+START_TEST(no_part_is_taken_while_a_span_is_opened) {
+  enum { BYTES = 128 };
+  mam__u32 kind = mam__class_of(BYTES);
+  model = heap_model_create(4 * MIB, 1);
+  mam__u32 free_pages = heap_model_free_pages(model);
+  struct mam__request request = {model->control, kind, 0, 1, 0, 0, 0, 0};
+  ck_assert_uint_gt(mam__span_pages(model->control->heap.tuning, kind), 1);
+  model->control->opening[mam__kind_number(kind)] = 1;
+  ck_assert_uint_eq(mam__claim_chunks(&request, MAM__STEP_BEGIN).mask, 0);
+  ck_assert_uint_eq(heap_model_free_pages(model), free_pages);
+  model->control->opening[mam__kind_number(kind)] = 0;
+  ck_assert_uint_ne(mam__claim_chunks(&request, MAM__STEP_BEGIN).mask, 0);
+  ck_assert_uint_eq(heap_model_free_pages(model), free_pages - mam__span_pages(model->control->heap.tuning, kind));
+}
+END_TEST
+
 /* What kernels and the library have in common: sizes, places and encodings. */
 START_TEST(the_layout_is_that_of_its_number) {
   struct mam__area area = mam__area_place(1 << 20, 8 * MIB);
@@ -885,6 +903,7 @@ int main(void) {
   tcase_add_test(tests, a_check_knows_what_each_slot_of_a_home_holds);
   tcase_add_test(tests, a_grown_heap_refills_its_slots);
   tcase_add_test(tests, a_request_that_asks_again_refills_a_dry_slot);
+  tcase_add_test(tests, no_part_is_taken_while_a_span_is_opened);
   tcase_add_test(tests, the_layout_is_that_of_its_number);
   tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
   tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);
