@@ -66,14 +66,13 @@ MAM__OUTLINE void *mam__malloc_rest(struct mam__heap_control *control, mam__u32 
     if ((request.wanted & MAM__REST_WHOLE) != 0)
       request.slot =
           mam__whole_rest(&request.wanted, request.slot, request.control->heap.tuning, mam__request_count(&request));
-    struct mam__claim claim = {plea, 0, 0}; /* while nothing was claimed, the address is the group's plea */
-    if (mam__is_first(request.group)) {
-      claim = mam__claim_chunks(&request, MAM__STEP_VAIN);
-      mam__request_forget_lanes(&request);
-      if (claim.mask == 0)
-        claim.address =
-            MAM__OUT_OF_SIGHT(mam__malloc_refused)(request.control, request.wanted, mam__request_count(&request), plea);
-    }
+    /* The first lane alone has steps to take.  If it claims nothing, the address becomes the group's plea. */
+    struct mam__claim claim = mam__claim_chunks(&request, mam__is_first(request.group) ? (mam__u32)MAM__STEP_VAIN
+                                                                                       : (mam__u32)MAM__STEP_REFUSED);
+    mam__request_forget_lanes(&request);
+    if (claim.mask == 0 && mam__is_first(request.group))
+      claim.address =
+          MAM__OUT_OF_SIGHT(mam__malloc_refused)(request.control, request.wanted, mam__request_count(&request), plea);
     request.wanted &= ~(mam__u32)(MAM__REST_REFILL | MAM__REST_DRY); /* in the next round the slot may be another */
     mam__request_forget_lanes(&request);
     if ((request.group & (request.group - 1)) != 0) { /* groups take turns in an exchange, and most are of one lane */

@@ -374,12 +374,17 @@ MAM__INLINE void mam__step_next(struct mam__request *request, mam__u32 told) {
  * Each turn does one step.  Each call lies in an `if` of its own, none in another loop, and only the request is kept
  * over calls: see lib/heap/README.md, "Registers and stacks". */
 MAM__INLINE struct mam__claim mam__claim_chunks(struct mam__request *request, mam__u32 first) {
-  struct mam__claim claim = {0, 0, 0};
+  struct mam__claim claim;
   request->step = first;
   request->sum = request->spent = request->at = 0;
   MAM__LOOP
   for (;;) {
     mam__u32 told = MAM__NO_PAGE, step = mam__request_step(request); /* told: what the step says, or a page */
+    if (step == MAM__STEP_REFUSED) { /* so that what earlier steps claimed is not kept */
+      struct mam__claim none = {0, 0, 0};
+      claim = none;
+      break;
+    }
     if (step == MAM__STEP_VAIN)
       told = MAM__OUT_OF_SIGHT(mam__request_is_vain)(request->control, request->wanted, request->slot);
     step = mam__request_step(request);
@@ -424,11 +429,6 @@ MAM__INLINE struct mam__claim mam__claim_chunks(struct mam__request *request, ma
       break;
     }
     mam__step_next(request, told);
-    if (request->step == MAM__STEP_REFUSED) { /* so that what earlier steps claimed is not kept */
-      struct mam__claim none = {0, 0, 0};
-      claim = none;
-      break;
-    }
   }
   mam__request_forget(request);
   if (claim.mask != 0 && request->step == MAM__STEP_SPLIT && (request->wanted & MAM__REST_REFILL) != 0)
