@@ -19,7 +19,8 @@
  *   ALL     each superblock, the active one first; for a short run not while the first one is being swept
  *   KEPT    words that are kept (heap_kept.h), if any are, then ALL again
  *   SWEEP   then a sweep, if the heap is not in the mode "watched"; the first run that it makes free is taken
- *   NEAR_LAST, ALL_LAST   the first two once more
+ *
+ * The first two follow once more.
  */
 #ifndef MAM_DETAIL_HEAP_SWEEP_H
 #define MAM_DETAIL_HEAP_SWEEP_H
