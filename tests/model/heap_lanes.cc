@@ -9,8 +9,7 @@
  *
  * Each lane allocates and frees blocks in heaps that it draws for each call; a heap may be none, a handle whose bytes
  * are 0.  Some blocks are objects of a type, which may be one of another heap: then there is none.  Every block has to
- * lie in its heap and in nobody else's block.  In the end nothing may be left, and no slot
- * may wait for a refill.
+ * lie in its heap and in nobody else's block.  In the end nothing may be left, and no slot may wait for a refill.
  *
  * usage: heap_lanes RUNS [SEED]
  */
@@ -253,17 +252,6 @@ static unsigned long served, refused;
 static const mam__u32 type_bytes[HEAPS] = {48, 240};
 static mam_type types[HEAPS];
 
-static mam_type type_make(unsigned heap) {
-  mam__heap_control *control = models[heap]->control;
-  mam__u32 made = mam__kind_of(mam__class_of(type_bytes[heap]), 1);
-  control->types[0].kind = made;
-  control->types[0].bytes = type_bytes[heap];
-  for (mam__u32 i = 0; i < control->heap.slot_count; i++)
-    *mam__slot_at(control, mam__kind_number(made) * control->heap.slot_count + i) =
-        mam__slot_limit(&control->heap, made);
-  return mam__type_of(made, control->heap.number);
-}
-
 struct held_block {
   void *block;
   uint32_t bytes;
@@ -355,7 +343,7 @@ static void once() {
       heap_model_make_lazy(models[i]);
     models[i]->control->heap.number = (mam__u16)(i + 1);
     handles[i] = models[i]->control->heap;
-    types[i] = type_make(i);
+    types[i] = mam__type_of(heap_model_type(models[i], 1, type_bytes[i]), handles[i].number);
     owned[i] = static_cast<unsigned char *>(calloc((size_t)handles[i].page_count * MAM__PAGE_BYTES / 16, 1));
     pages[i] = heap_model_free_pages(models[i]);
   }

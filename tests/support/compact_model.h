@@ -41,17 +41,11 @@ static const struct mam_team compact_model_team = {0, 1};
 /* Registers a type, as MAM_HeapRegisterType does.  number: from 1 on.  pointers: offsets in units of 8 bytes. */
 static inline mam_type compact_model_type(struct heap_model *model, mam__u32 number, mam__u32 bytes,
                                           mam__u32 pointer_count, const mam__u16 *pointers) {
-  struct mam__heap_control *control = model->control;
-  struct mam__type_info *info = &control->types[number - 1];
-  info->bytes = bytes;
-  info->kind = mam__kind_of(mam__class_of(bytes), number);
+  struct mam__type_info *info = &model->control->types[number - 1];
   info->pointer_count = pointer_count;
   if (pointer_count != 0)
     memcpy(info->pointers, pointers, pointer_count * sizeof *pointers);
-  for (mam__u32 i = 0; i < control->heap.slot_count; i++)
-    *mam__slot_at(control, mam__kind_number(info->kind) * control->heap.slot_count + i) =
-        mam__slot_limit(&control->heap, info->kind);
-  return info->kind;
+  return heap_model_type(model, number, bytes);
 }
 
 /* Begins a compaction: takes memory to work in and empties the slots of all types. */

@@ -59,6 +59,18 @@ static inline void heap_model_make_lazy(struct heap_model *model) {
   mam__slots_clear(model->control, 0, 1);
 }
 
+/* Makes a type of the heap, as MAM_HeapRegisterType does.  Returns its kind. */
+static inline mam__u32 heap_model_type(struct heap_model *model, mam__u32 number, mam__u32 bytes) {
+  struct mam__heap_control *control = model->control;
+  mam__u32 kind = mam__kind_of(mam__class_of(bytes), number);
+  control->types[number - 1].bytes = bytes;
+  control->types[number - 1].kind = kind;
+  for (mam__u32 i = 0; i < control->heap.slot_count; i++)
+    *mam__slot_at(control, mam__kind_number(kind) * control->heap.slot_count + i) =
+        mam__slot_limit(&control->heap, kind);
+  return kind;
+}
+
 static inline void heap_model_destroy(struct heap_model *model) {
   for (mam__u32 i = 0; i < model->control->superblock_count; i++)
     free(model->memory[i]);

@@ -35,6 +35,8 @@ typedef unsigned long long mam__u64;
 /* MAM__INLINE: a function that becomes a part of its callers.
  * MAM__OUTLINE: a function that does not, so that a kernel pays for its registers and its code in one place.  It is for
  * what a kernel seldom needs.
+ * MAM__JOINED: a part of its callers, which save less on the stack without a call in between.  With -rdc=true it is out
+ * of line, since there a caller that calls nothing else would take more than 64 registers.
  *
  * ptxas numbers the registers of a function that it knows to have no other callers above those of its callers, so a
  * kernel would pay for the whole depth of calls.  A function that others may call follows the calling convention: it

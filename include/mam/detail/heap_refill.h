@@ -2,9 +2,9 @@
 /*
  * mam/detail/heap_refill.h - how a slot gets its next span.
  *
- *   mam__ring_take     a span that the slot had before and that is empty now; mam__slot_again gives it to the slot
- *   mam__slot_anew     else a span in pages at the home's cursor (heap_homes.h)
- *   mam__slot_renewed  what may follow later: the ring, the page map's upper levels, a span that is to be watched
+ *   mam__ring_take        a span that the slot had before and that is empty now; mam__slot_again gives it to the slot
+ *   mam__slot_anew        else a span in pages at the home's cursor (heap_homes.h)
+ *   mam__slot_renewed     what may follow later: the ring, the page map's upper levels, a span that is to be watched
  *   mam__slot_fill_alone  else a span in pages from anywhere, which a request in need took (heap_scarce.h)
  *
  * Each of the first two says that the slot is about to hold chunks (control->held, see heap_slots.h), makes the span

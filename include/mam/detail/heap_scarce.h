@@ -8,19 +8,20 @@
  *   WAIT      another thread refills the slot: wait for its tickets
  *   SPLIT     no task, or the slot is dry, or pages are scarce: chunks of spans that were split before
  *   REFILL    the request has the task: refill the slot by pages from anywhere
- *   a pass over the heap:
- *     BEGIN     note the stamps
- *     RECYCLE   chunks of spans that were split before
- *     OPEN      pages for a whole span of the thread's own, which no slot gets; then, if no other thread opens one, for
- * a part, halved until it is a chunk's FLUSH     free what slots hold of any class, more of it after each pass PARKS
- * free what waits in parks LARGER    chunks of larger classes, up to twice as large (max_frag in ScatterAlloc's paper)
+ *   BEGIN     begins a pass over the heap: notes the stamps
+ *   RECYCLE   chunks of spans that were split before
+ *   OPEN      pages for a whole span of the thread's own, which no slot gets; then, if no other thread opens one, for
+ *             a part, halved until it is a chunk's
+ *   FLUSH     frees what slots hold of any class, more of it after each pass
+ *   PARKS     frees what waits in parks, and ends the pass
+ *   LARGER    chunks of larger classes, up to twice as large (max_frag in ScatterAlloc's paper)
  *   REFUSED   there is nothing
  *
  * REFILL and OPEN search for pages (heap_sweep.h), and the turns of that search are steps, too.
  *
  * What a pass did not find may be about to become chunks of the class: empty spans that are not swept yet; pages that
  * another thread took for a span of which it needs a part (control->opening); a slot that is being refilled.  Then the
- * next pass begins without FLUSH and PARKS, but not before the request gives up.  All requests in need free together,
+ * next pass begins without FLUSH and PARKS, unless the request would soon give up.  All requests in need free together,
  * also while other threads free: in a full heap there is always one that does.  If nothing was left to free, and
  * nothing was freed behind the pass (the stamps), LARGER follows.  If that finds nothing, the sum of the stamps is
  * written down as the class's control->missing.  While the sum is the same, requests for the class are refused at once.
@@ -120,16 +121,11 @@ MAM__INLINE mam__u32 mam__step_pages(const struct mam__request *request) { retur
 
 MAM__INLINE mam__u32 mam__request_class(const struct mam__request *request) { return request->wanted & MAM__REST_KIND; }
 MAM__INLINE mam__u32 mam__request_count(const struct mam__request *request) { return mam__ones_u32(request->group); }
-MAM__INLINE mam__u32 mam__request_limit(const struct mam__request *request) {
-  return 1u << (request->slot >> MAM__REST_CHUNKS);
-}
-MAM__INLINE mam__u64 *mam__request_slot(const struct mam__request *request) {
-  return mam__slot_at(request->control, request->slot & MAM__REST_SLOT);
-}
 /* Makes the request's slot dry: the task goes to the next request, and no thread waits for it.  release: as in
  * mam__slot_flush. */
 MAM__INLINE void mam__request_dry(const struct mam__request *request) {
-  (void)mam__exchange_release_u64(mam__request_slot(request), MAM__SLOT_DRY | mam__request_limit(request));
+  (void)mam__exchange_release_u64(mam__slot_at(request->control, request->slot & MAM__REST_SLOT),
+                                  MAM__SLOT_DRY | 1u << (request->slot >> MAM__REST_CHUNKS));
 }
 
 /* ---- Parts of steps that call nothing, or little ---- */
