@@ -26,14 +26,13 @@ struct mam__heap_control;
 
 /* The device handle of a heap: what MAM_HeapHandle writes and kernels take by value.  It is constant for the life of
  * the heap.  The fields are the library's: values that a kernel would otherwise have to load first.  The fields of the
- * first superblock are here because a heap keeps that superblock until its end.  It lies behind the control block.  A
- * recursive function that has a handle keeps it in each of its frames, so the handle is small. */
+ * first superblock are here because a heap keeps that superblock until its end.  A recursive function that has a handle
+ * keeps it in each of its frames, so the handle is small. */
 typedef struct mam_device_heap {
   struct mam__heap_control *control;
   unsigned long long tuning; /* how spans and slots are laid out: see detail/heap_words.h */
-  unsigned int base;         /* the first superblock's pages begin so many times 16 bytes behind the control block */
-  unsigned int words;        /* its usage words begin so many times 8 bytes behind the control block */
-  unsigned int page_count;   /* its pages */
+  unsigned long long base;   /* the address of the first superblock's pages */
+  unsigned int page_count;   /* their number */
   unsigned short slot_count; /* slots of each size class */
   unsigned short number;     /* no other heap of the process has it at the same time; 0: the handle is of none */
 } mam_device_heap;

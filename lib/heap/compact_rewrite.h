@@ -35,8 +35,8 @@ struct mam_rewriting {
 MAM__INLINE struct mam_rewriting mam_rewriting_of(const struct mam_compact *compact, const struct mam_shape *shapes,
                                                   mam__u32 passes) {
   const mam_device_heap *heap = &compact->heap;
-  struct mam_rewriting rewriting = {
-      &compact->control->heap, mam__heap_base(heap), heap->page_count, passes > 1, mam__heap_words(heap), shapes};
+  struct mam_rewriting rewriting = {&compact->control->heap, heap->base, heap->page_count, passes > 1,
+                                    mam__heap_words(heap),   shapes};
   return rewriting;
 }
 

@@ -56,9 +56,6 @@ static cudaError_t begin(struct mam_heap_host *heap, mam__u32 patience) {
   struct mam__area area = mam__area_place(area_at, end > area_at ? end - area_at : 0);
   if (area.page_count == 0)
     return error_set(cudaErrorInvalidValue, "%zu bytes are too few for a heap on this GPU", heap->bytes[0]);
-  if ((area.base - address) / 16 > UINT32_MAX)
-    return error_set(cudaErrorInvalidValue, "%zu bytes are too many for the first superblock of a heap",
-                     heap->bytes[0]);
   mam__control_begin(&control, address, area);
   if (heap->bell != NULL) {
     heap->round = 1;

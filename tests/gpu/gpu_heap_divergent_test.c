@@ -95,7 +95,7 @@ static unsigned long long owner_words(const struct site *site) { return (site->j
 static void site_open(struct site *site, size_t bytes) {
   *site = (struct site){.bytes = bytes, .heap = gpu_heap_of(bytes)};
   struct divergent_job *job = &site->job;
-  job->base = gpu_heap_base(&site->heap);
+  job->base = site->heap.handle.base;
   job->bytes = (uint64_t)site->heap.handle.page_count * 4096;
   job->mail_count = MAIL;
   job->tally = gpu_heap_array(sizeof *job->tally);

@@ -42,7 +42,7 @@ static void round_start(const struct gpu_heap *heap, struct gpu_heap_traffic tra
 /* ---- Kernels whose lanes part ------------------------------------------------------------------------------------ */
 
 static struct divergent_job divergent_new(const struct gpu_heap *heap) {
-  struct divergent_job job = {.base = gpu_heap_base(heap), .bytes = (uint64_t)heap->handle.page_count * 4096};
+  struct divergent_job job = {.base = heap->handle.base, .bytes = (uint64_t)heap->handle.page_count * 4096};
   job.owners = gpu_heap_array((job.bytes / 16 + 31) / 32 * sizeof *job.owners);
   job.mail = gpu_heap_slots((size_t)STREAMS * MAIL);
   job.mail_count = MAIL;

@@ -48,11 +48,6 @@ static inline struct gpu_heap gpu_heap_of(size_t bytes) {
   return gpu_heap_new(&options);
 }
 
-/* Where the heap's first pages begin. */
-static inline uint64_t gpu_heap_base(const struct gpu_heap *heap) {
-  return (uint64_t)(uintptr_t)heap->handle.control + 16ull * heap->handle.base;
-}
-
 /* Zeroed memory that the host may read while no kernel runs. */
 static inline void *gpu_heap_array(size_t bytes) {
   void *array = NULL;

@@ -243,15 +243,14 @@ static const char *judge(void) {
 
 static uint64_t memory_hash(void) {
   struct mam__area area = model->control->superblocks[0];
-  const mam__u64 *memory = area.words;
-  size_t words = (size_t)((mam__u64 *)mam__area_owners(area) - memory);
-  uint64_t hash = memory[-1];
-  for (size_t i = 0; i < words; i++)
-    hash = interleave_mix(hash, memory[i] + i);
+  const mam__u64 *end = (mam__u64 *)(uintptr_t)area.base;
+  const mam__u64 *entries = area.words - 1 - mam__entries_words(area.page_count);
+  uint64_t hash = 0;
+  for (const mam__u64 *word = mam__area_metadata(area); word < end; word++)
+    if (word < entries || word >= area.words - 1) /* the usage words confirm what entries say */
+      hash = interleave_mix(hash, *word + (mam__u64)(end - word));
   for (mam__u32 i = 0; i < model->control->heap.slot_count * MAM__HEAP_KINDS; i++)
     hash = interleave_mix(hash, *mam__slot_at(model->control, i));
-  for (mam__u32 page = 0; page < area.page_count; page++)
-    hash = interleave_mix(hash, mam__area_rings(area)[page] | (uint64_t)mam__area_owners(area)[page] << 16);
   for (mam__u32 number = 0; number < MAM__HEAP_KINDS; number++)
     hash = interleave_mix(hash, model->control->held[number]);
   for (mam__u32 number = 0; number < MAM__HEAP_KINDS; number++)
@@ -522,6 +521,11 @@ static void free_run_and_split_anew(void) {
   claim_of_a_new_span(CLASS_TWO_WORDS);
 }
 static void sweep_all(void) { (void)mam__sweep(model->control, MAM__SPAN_PAGES + 1); }
+/* A lazy heap: a slot has an empty span, and a run all other pages. */
+static void lazy_and_full(void) {
+  lazy_none_left();
+  ck_assert_ptr_nonnull(run_of_all_but_a_span());
+}
 
 static void take_a_run(void) {
   mam__u64 address = mam__run_malloc(model->control, 3 * MAM__PAGE_BYTES, 0);
@@ -752,6 +756,28 @@ static void need(mam__u32 size_class) {
     violation = "a request failed, and there was a chunk all the time";
 }
 static void need_a(void) { need(CLASS_A); }
+/* All chunks of CLASS_A are used, and all pages are taken. */
+static void full_heap(void) {
+  full_span();
+  ck_assert_ptr_nonnull(run_of_all_but_a_span());
+}
+/* The same request, which may be refused. */
+static bool ask_for_a(void) {
+  struct mam__request request = {model->control, CLASS_A, 0, 1, 0, 0, 0, 0};
+  struct mam__claim claim = mam__claim_chunks(&request, MAM__STEP_VAIN);
+  if (claim.mask != 0)
+    hold((void *)(uintptr_t)mam__claim_chunk(claim, 0));
+  return claim.mask != 0;
+}
+static void ask_a(void) { (void)ask_for_a(); }
+/* If the requests were refused, they noted nothing that is not so any more: the next one gets the chunk. */
+static void the_next_gets_it(void) {
+  unsigned held = 0;
+  for (unsigned i = 0; i < THREADS; i++)
+    held += threads[i].count;
+  if (held == 0 && !ask_for_a())
+    violation = "a request failed, and there is a chunk";
+}
 static void need_smaller(void) { need(CLASS_A - 1); }
 static void need_run(void) {
   take_a_run();
@@ -866,6 +892,9 @@ static const struct scenario scenarios[] = {
     {"a flush of the last chunk against a smaller request", 2, slot_holds_one, {flush, need_smaller}, NULL},
     {"two that flush the last two chunks", 2, slot_holds_two, {flush_and_take, need_a}, NULL},
     {"a flush of the last span against a run", 2, slot_holds_all, {flush, need_run}, NULL},
+    {"a sweep of the last span against a run", 2, lazy_and_full, {sweep_all, need_run}, NULL},
+    {"a request that may be refused against a free", 2, full_heap, {free_0, ask_a}, the_next_gets_it},
+    {"two requests that may be refused against a free", 3, full_heap, {free_0, ask_a, ask_a}, the_next_gets_it},
 };
 
 /* The page map has two words. */

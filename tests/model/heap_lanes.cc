@@ -260,7 +260,7 @@ struct held_block {
 
 /* Marks a block as owned, or as free. */
 static void block_mark(const held_block &held, unsigned char as) {
-  uint64_t offset = (uint64_t)(uintptr_t)held.block - mam__heap_base(&handles[held.heap]);
+  uint64_t offset = (uint64_t)(uintptr_t)held.block - handles[held.heap].base;
   uint64_t all = (uint64_t)handles[held.heap].page_count * MAM__PAGE_BYTES;
   if (offset % 16 != 0 || offset >= all || held.bytes > all - offset)
     fault("a pointer that is not in its heap");

@@ -86,9 +86,9 @@ static inline void *heap_model_claim(struct heap_model *model, mam__u32 kind) {
   if ((chunk & MAM__CHUNK_OTHER) != 0)
     chunk = mam__chunk_return(mam__heap_words(heap), heap->page_count, chunk);
   mam__u64 page = (mam__u32)(chunk >> 8);
-  return chunk == 0 ? NULL
-                    : (void *)(uintptr_t)(mam__heap_base(heap) + (page << MAM__PAGE_SHIFT) +
-                                          (chunk & 255) * mam__class_bytes(kind));
+  return chunk == 0
+             ? NULL
+             : (void *)(uintptr_t)(heap->base + (page << MAM__PAGE_SHIFT) + (chunk & 255) * mam__class_bytes(kind));
 }
 
 /* Does what mam__malloc_rest of mam/device.cuh does for count lanes.  Returns how many got a block. */
@@ -144,7 +144,7 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
     if ((wanted & MAM__REST_REFILL) != 0 && (wanted & MAM__REST_LAZY) != 0 && prior != MAM__NO_PAGE)
       renewed = mam__slot_again_apart(model->control, wanted, place, prior, got);
     if (renewed == 0)
-      renewed = mam__slot_anew(model->control, heap->base, heap->words, heap->page_count, wanted, place, got);
+      renewed = mam__slot_anew(model->control, heap->base, heap->page_count, wanted, place, got);
     if (renewed == MAM__SLOT_DRY)
       wanted |= MAM__REST_DRY;
     if ((renewed & MAM__RENEWED) != 0)

@@ -444,9 +444,9 @@ START_TEST(pointers_into_empty_spans_stay) {
   objects_create(type, 64, 20000);
   objects_thin(90);
   struct mam_compact *compact = compact_model_open(model, 1, 1);
-  mam__u32 page = (mam__u32)(((mam__u64)objects[10000] - mam__heap_base(&heap)) >> MAM__PAGE_SHIFT);
+  mam__u32 page = (mam__u32)(((mam__u64)objects[10000] - heap.base) >> MAM__PAGE_SHIFT);
   page -= mam__entry_back(*mam__page_entry(mam__heap_words(&heap), page));
-  mam__u64 from = mam__heap_base(&heap) + ((mam__u64)page << MAM__PAGE_SHIFT),
+  mam__u64 from = heap.base + ((mam__u64)page << MAM__PAGE_SHIFT),
            *words = mam__heap_words(&heap) + (size_t)page * MAM__PAGE_WORDS;
   mam__u64 to = from + ((mam__u64)mam__word_span_pages(words[0]) << MAM__PAGE_SHIFT), gone = (mam__u64)objects[10000];
   for (mam__u32 i = 0; i < object_count; i++)

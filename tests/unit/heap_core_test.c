@@ -17,7 +17,7 @@ static unsigned salt(void);
 enum { MIB = 1 << 20, MANY = 1 << 20 };
 
 /* Of layout 3. */
-#define LAYOUT_SUM 0x241d5edc19e28a75ull
+#define LAYOUT_SUM 0xf6304632f56f15ddull
 
 static struct heap_model *model;
 static void **blocks;
@@ -139,7 +139,7 @@ START_TEST(what_is_no_block_is_refused) {
   ck_assert(!heap_model_free(model, run + MAM__PAGE_BYTES));
   ck_assert(!heap_model_free(model, run + 16));
   ck_assert(!heap_model_free(model, &elsewhere));
-  ck_assert(!heap_model_free(model, (void *)(uintptr_t)(mam__heap_base(&model->control->heap) - 1)));
+  ck_assert(!heap_model_free(model, (void *)(uintptr_t)(model->control->heap.base - 1)));
   ck_assert(heap_model_free(model, block));
   ck_assert(heap_model_free(model, run));
   ck_assert(!heap_model_free(model, block));
@@ -251,7 +251,7 @@ END_TEST
 static unsigned short owners[64 * MIB / MAM__PAGE_BYTES];
 
 static void own(const void *run, size_t pages, unsigned short from, unsigned short to) {
-  size_t first = ((mam__u64)(uintptr_t)run - mam__heap_base(&model->control->heap)) / MAM__PAGE_BYTES;
+  size_t first = ((mam__u64)(uintptr_t)run - model->control->heap.base) / MAM__PAGE_BYTES;
   for (size_t page = first; page < first + pages; page++) {
     if (owners[page] != from)
       ck_abort_msg("page %zu is in run %u, not in %u", page, owners[page], from);
@@ -771,6 +771,26 @@ START_TEST(no_part_is_taken_while_a_span_is_opened) {
 }
 END_TEST
 
+/* Requests of a size get what slots of any other size hold. */
+START_TEST(what_slots_of_each_size_hold_serves_another) {
+  static const mam__u32 asked[] = {0, 19, MAM__HEAP_CLASSES - 1};
+  for (unsigned i = 0; i < sizeof asked / sizeof *asked; i++) {
+    mam__u32 bytes = mam__class_bytes(asked[i]);
+    model = heap_model_create(MIB, 1);
+    unsigned most = fill(bytes);
+    heap_model_destroy(model);
+    for (mam__u32 held = 0; held < MAM__HEAP_CLASSES; held++) {
+      model = heap_model_create(MIB, 1);
+      for (unsigned slot = 0; slot < model->control->heap.slot_count; slot++)
+        ck_assert(heap_model_free(model, heap_model_malloc(model, mam__class_bytes(held), slot)));
+      ck_assert_uint_ge(fill(bytes) + 1, most); /* a large chunk fits or not, by where the slots' pages were */
+      heap_model_destroy(model);
+    }
+  }
+  model = NULL;
+}
+END_TEST
+
 /* What kernels and the library have in common: sizes, places and encodings. */
 START_TEST(the_layout_is_that_of_its_number) {
   struct mam__area area = mam__area_place(1 << 20, 8 * MIB);
@@ -779,6 +799,7 @@ START_TEST(the_layout_is_that_of_its_number) {
   mam__heap_tune(&large, 8192ull * MIB, 132);
   const mam__u64 facts[] = {
       sizeof(mam_device_heap),
+      offsetof(mam_device_heap, base),
       offsetof(mam_device_heap, page_count),
       offsetof(mam_device_heap, number),
       sizeof(struct mam__heap_control),
@@ -904,6 +925,7 @@ int main(void) {
   tcase_add_test(tests, a_grown_heap_refills_its_slots);
   tcase_add_test(tests, a_request_that_asks_again_refills_a_dry_slot);
   tcase_add_test(tests, no_part_is_taken_while_a_span_is_opened);
+  tcase_add_test(tests, what_slots_of_each_size_hold_serves_another);
   tcase_add_test(tests, the_layout_is_that_of_its_number);
   tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
   tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);

@@ -47,7 +47,7 @@ MAM__INLINE mam__u32 mam__lanes_or(mam__u32 group, mam__u32 bits) {
 enum { MAM__FREE_GROUPS = 4 };
 
 static __device__ __forceinline__ void mam_free(mam_device_heap heap, void *block) {
-  mam__u64 offset = (mam__u64)block - mam__heap_base(&heap);
+  mam__u64 offset = (mam__u64)block - heap.base;
   mam__u32 entry = 0;
   if (!MAM_HEAP_CHECKED && (offset >> MAM__PAGE_SHIFT) < heap.page_count)
     entry = mam__load_relaxed_u16(mam__page_entry(mam__heap_words(&heap), (mam__u32)(offset >> MAM__PAGE_SHIFT)));

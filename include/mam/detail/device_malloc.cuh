@@ -140,8 +140,10 @@ MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted,
   do {
     mam__u64 old = 0;
     /* Refills come first: a lane of this warp that waits for a refill may wait for one of another warp, whose lanes
-     * wait for this one. */
-    int has_span = (wanted & (again | MAM__REST_DRY)) == again && prior != MAM__NO_PAGE && mam__is_first(group);
+     * wait for this one.  The first lane goes by its number: the mask of mam__is_first would be kept over calls, since
+     * the rank needs it. */
+    int has_span = (wanted & (again | MAM__REST_DRY)) == again && prior != MAM__NO_PAGE &&
+                   mam__lane_number() == mam__lowest_u32(group);
 #if __CUDA_ARCH__ < 800 /* as parts of the kernel these steps would cost a register too many there */
     if (has_span)
       old = MAM__OUT_OF_SIGHT(mam__slot_again_apart)(heap.control, wanted, slot, prior, mam__ones_u32(group));
@@ -149,19 +151,19 @@ MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted,
     if (has_span) {
       mam__u32 page = MAM__OUT_OF_SIGHT(mam__ring_take)(heap.control, mam__area_anew(&heap, wanted).words,
                                                         heap.page_count, wanted, slot, prior);
+      MAM__FORGET(wanted);
       old = page != MAM__NO_PAGE ? mam__slot_again(&heap, slot, page, mam__ones_u32(group)) : mam__request_zero(wanted);
     }
 #endif
     MAM__FORGET_THREE(wanted, slot, group);
     if ((wanted & fills) != 0 && (wanted & MAM__REST_DRY) == 0 && old == 0 && mam__is_first(group))
-      old = MAM__OUT_OF_SIGHT(mam__slot_anew)(heap.control, heap.base, heap.words, heap.page_count, wanted, slot,
+      old = MAM__OUT_OF_SIGHT(mam__slot_anew)(heap.control, heap.base, heap.page_count, wanted, slot,
                                               mam__ones_u32(group));
     MAM__FORGET_THREE(wanted, slot, group);
     if ((old & MAM__RENEWED) != 0)
       old = MAM__OUT_OF_SIGHT(mam__slot_renewed)(heap.control, wanted, slot, prior, old);
     MAM__FORGET_THREE(wanted, slot, group);
     old |= mam__is_renewed(old) ? 0 : MAM__SLOT_TICKETS;
-    /* By the lane's number: the mask of mam__is_first would be kept over the call, since the rank needs it. */
     if ((wanted & MAM__REST_WAITS) != 0 && mam__lane_number() == mam__lowest_u32(group))
       old = MAM__OUT_OF_SIGHT(mam__slot_wait)(mam__slot_at(heap.control, slot & MAM__REST_SLOT),
                                               mam__slot_chunks(wanted, slot), mam__ones_u32(group));

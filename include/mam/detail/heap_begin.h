@@ -76,12 +76,11 @@ MAM__INLINE mam__u64 mam__control_bytes(const mam_device_heap *heap) {
 }
 
 /* Writes the control block of a heap whose first superblock is area.  Kernels know the control block at address, a
- * multiple of 16.  The superblock lies behind it, its pages at most 64 GiB away, which are the metadata of 3 TiB. */
+ * multiple of 16. */
 MAM__INLINE void mam__control_begin(struct mam__heap_control *control, mam__u64 address, struct mam__area area) {
   mam_device_heap *heap = &control->heap;
   heap->control = (struct mam__heap_control *)address;
-  heap->base = (mam__u32)((area.base - address) / 16);
-  heap->words = (mam__u32)(((mam__u64)area.words - address) / 8);
+  heap->base = area.base;
   heap->page_count = area.page_count;
   control->home_count = mam__tuned_homes(heap->tuning);
   control->superblock_count = 1;

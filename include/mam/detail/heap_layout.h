@@ -17,17 +17,18 @@
  *                  | owners | rings | (rest) | pages ... |
  *                                            ^ area.base
  *
+ *   parts          32 bits for each 64 words of the page map: what this part is known not to have
+ *   kept           a map with a bit for each word of the page map: 0 if it is kept for long runs (heap_kept.h)
+ *   moved          a bit for each page, in use during a compaction (heap_moved.h)
+ *   class maps     for each kind a map with a bit for each page: a hint, 0 where a span of the kind begins that may
+ *                  have a free chunk (heap_recycle.h)
+ *   page map       a map with a bit for each page: the truth about whether it is taken (heap_pages.h)
+ *   rings          16 bits a page: which span of a slot is next (heap_refill.h)
+ *   owners         16 bits a page: the slot to which the span that begins there was given
  *   entries        16 bits a page, the first page last: see heap_words.h
  *   shortage       32 bits: what the superblock is known not to have; stamp: 32 bits (heap_shortage.h)
  *   usage words    8 words a page (heap_words.h)
- *   page map       a map with a bit for each page: the truth about whether it is taken (heap_pages.h)
- *   class maps     for each kind a map with a bit for each page: a hint, 0 where a span of the kind begins that may
- *                  have a free chunk (heap_recycle.h)
- *   moved          a bit for each page, in use during a compaction (heap_moved.h)
- *   kept           a map with a bit for each word of the page map: 0 if it is kept for long runs (heap_kept.h)
- *   parts          32 bits for each 64 words of the page map: what this part is known not to have
- *   owners         16 bits a page: the slot to which the span that begins there was given
- *   rings          16 bits a page: which span of a slot is next (heap_refill.h)
+ *   pages
  */
 #ifndef MAM_DETAIL_HEAP_LAYOUT_H
 #define MAM_DETAIL_HEAP_LAYOUT_H
@@ -136,17 +137,16 @@ MAM__INLINE mam__u64 *mam__slot_at(struct mam__heap_control *control, mam__u32 n
 MAM__INLINE mam__u64 *mam__parks(struct mam__heap_control *control) {
   return mam__slot_at(control, control->heap.slot_count * MAM__HEAP_KINDS);
 }
-/* The first superblock by a handle: where its pages and its usage words begin, and itself. */
-MAM__INLINE mam__u64 mam__heap_base(const mam_device_heap *heap) {
-  return (mam__u64)heap->control + 16 * (mam__u64)heap->base;
-}
-MAM__INLINE mam__u64 *mam__heap_words(const mam_device_heap *heap) {
-  return (mam__u64 *)((mam__u64)heap->control + 8 * (mam__u64)heap->words);
-}
-MAM__INLINE struct mam__area mam__heap_area(const mam_device_heap *heap) {
-  struct mam__area area = {mam__heap_base(heap), mam__heap_words(heap), heap->page_count, 0};
+/* The superblock whose pages begin at base.  Its usage words end there. */
+MAM__INLINE struct mam__area mam__area_at(mam__u64 base, mam__u32 page_count) {
+  struct mam__area area = {base, (mam__u64 *)base - (mam__u64)page_count * MAM__PAGE_WORDS, page_count, 0};
   return area;
 }
+/* The first superblock by a handle, and its usage words. */
+MAM__INLINE struct mam__area mam__heap_area(const mam_device_heap *heap) {
+  return mam__area_at(heap->base, heap->page_count);
+}
+MAM__INLINE mam__u64 *mam__heap_words(const mam_device_heap *heap) { return mam__heap_area(heap).words; }
 
 /* The span of a slot's word as a page of the first superblock; MAM__NO_PAGE if it is not there. */
 MAM__INLINE mam__u32 mam__area_slot_page(struct mam__area area, mam__u64 slot) {
@@ -160,7 +160,7 @@ MAM__INLINE mam__u32 mam__heap_page(const mam_device_heap *heap, mam__u64 slot) 
 MAM__INLINE struct mam__area mam__area_anew(const mam_device_heap *heap, mam__u32 wanted) {
   mam_device_heap known = *heap;
   known.base += mam__request_zero(wanted);
-  known.words += mam__request_zero(wanted);
+  known.page_count += mam__request_zero(wanted);
   return mam__heap_area(&known);
 }
 
@@ -185,41 +185,33 @@ MAM__INLINE mam__u32 mam__kind_numbered(const struct mam__heap_control *control,
 MAM__INLINE mam__u16 *mam__page_entry(mam__u64 *words, mam__u32 page) {
   return (mam__u16 *)(words - 1) - 1 - (mam__u64)page;
 }
-MAM__INLINE mam__u64 mam__entries_bytes(mam__u32 pages) { /* rounded so that the usage words share few memory sectors */
-  return ((2 * (mam__u64)pages + 8 + 63) & ~(mam__u64)63) - 8;
-}
-/* Where a superblock's metadata begins; and the same superblock with its metadata copied to another place. */
-MAM__INLINE mam__u64 *mam__area_metadata(struct mam__area area) {
-  return area.words - 1 - mam__entries_bytes(area.page_count) / 8;
-}
-MAM__INLINE struct mam__area mam__area_copied(struct mam__area area, mam__u64 *metadata) {
-  area.words = metadata + mam__entries_bytes(area.page_count) / 8 + 1;
-  return area;
-}
+/* The words that 16 bits for each page take. */
+MAM__INLINE mam__u64 mam__entries_words(mam__u32 pages) { return ((mam__u64)pages + 3) >> 2; }
 
 MAM__INLINE mam__u32 *mam__area_shortage(struct mam__area area) { return (mam__u32 *)(area.words - 1); }
 MAM__INLINE mam__u32 mam__area_map_words(struct mam__area area) { return (area.page_count + 63) >> 6; }
+/* The page map and the class maps have the same levels. */
 MAM__INLINE mam__u64 *mam__area_pages(struct mam__area area) {
-  return area.words + (mam__u64)area.page_count * MAM__PAGE_WORDS;
+  return area.words - 1 - 3 * mam__entries_words(area.page_count) - mam__map_words(mam__area_map_words(area));
 }
-/* A class map has the levels of the page map. */
 MAM__INLINE mam__u64 *mam__area_class(struct mam__area area, mam__u32 size_class) {
-  return mam__area_pages(area) +
-         (mam__u64)(mam__kind_number(size_class) + 1) * mam__map_words(mam__area_map_words(area));
+  return mam__area_pages(area) -
+         (mam__u64)(MAM__HEAP_KINDS - mam__kind_number(size_class)) * mam__map_words(mam__area_map_words(area));
 }
 /* The map of moved pages.  It is 0 except between the begin and the end of a compaction. */
 MAM__INLINE mam__u64 *mam__area_moved(struct mam__area area) {
-  return mam__area_pages(area) + (MAM__HEAP_KINDS + 1ull) * mam__map_words(mam__area_map_words(area));
+  return mam__area_pages(area) - (mam__u64)MAM__HEAP_KINDS * mam__map_words(mam__area_map_words(area)) -
+         mam__area_map_words(area);
 }
 /* The parts of the page map: 64 words each. */
 MAM__INLINE mam__u32 mam__area_part_count(struct mam__area area) { return (mam__area_map_words(area) + 63) >> 6; }
 /* The kept map: a word for each part. */
 MAM__INLINE mam__u64 *mam__area_kept(struct mam__area area) {
-  return mam__area_moved(area) + mam__area_map_words(area);
+  return mam__area_moved(area) - mam__area_part_count(area);
 }
 /* The shortage word of each part. */
 MAM__INLINE mam__u32 *mam__area_parts(struct mam__area area) {
-  return (mam__u32 *)(mam__area_kept(area) + mam__area_part_count(area));
+  return (mam__u32 *)(mam__area_kept(area) - ((mam__area_part_count(area) + 1) >> 1));
 }
 /* The owner of the span that begins at a page.  It is written before the span's words and cleared before its pages are
  * given back.
@@ -228,9 +220,11 @@ MAM__INLINE mam__u32 *mam__area_parts(struct mam__area area) {
  *   other             the slot to which the span was given last: its number in its kind, plus 1 */
 #define MAM__OWNER_NONE 0xffffu
 MAM__INLINE mam__u16 *mam__area_owners(struct mam__area area) {
-  return (mam__u16 *)(mam__area_parts(area) + ((mam__area_part_count(area) + 1) & ~1u));
+  return (mam__u16 *)(area.words - 1 - 2 * mam__entries_words(area.page_count));
 }
-MAM__INLINE mam__u16 *mam__area_rings(struct mam__area area) { return mam__area_owners(area) + area.page_count; }
+MAM__INLINE mam__u16 *mam__area_rings(struct mam__area area) {
+  return (mam__u16 *)(area.words - 1 - 3 * mam__entries_words(area.page_count));
+}
 MAM__INLINE mam__u64 mam__area_address(struct mam__area area, mam__u32 page) {
   return area.base + ((mam__u64)page << MAM__PAGE_SHIFT);
 }
@@ -239,23 +233,26 @@ MAM__INLINE mam__u32 *mam__area_stamp(struct mam__area area) { return (mam__u32 
 
 /* The bytes of metadata in front of so many pages. */
 MAM__INLINE mam__u64 mam__area_metadata_bytes(mam__u32 pages) {
-  struct mam__area area = {0, 0, pages, 0};
-  return mam__entries_bytes(pages) + 8 + (mam__u64)mam__area_owners(area) + 4 * (mam__u64)pages;
+  struct mam__area area = mam__area_at((mam__u64)1 << 62, pages); /* wherever it lies */
+  return area.base - (mam__u64)mam__area_parts(area);
+}
+/* Where a superblock's metadata begins; and the same superblock with its metadata copied to another place. */
+MAM__INLINE mam__u64 *mam__area_metadata(struct mam__area area) { return (mam__u64 *)mam__area_parts(area); }
+MAM__INLINE struct mam__area mam__area_copied(struct mam__area area, mam__u64 *metadata) {
+  area.words = metadata + (area.words - mam__area_metadata(area));
+  return area;
 }
 
-/* Lays a superblock out in bytes of memory at address, a multiple of 8: metadata, then pages up to the end.  Touches no
+/* Lays a superblock out in bytes of memory at address: pages up to the end, metadata in front of them.  Touches no
  * memory.  The result has page_count 0 if there is no room for a page. */
 MAM__INLINE struct mam__area mam__area_place(mam__u64 address, mam__u64 bytes) {
   mam__u64 end = (address + bytes) & ~(mam__u64)(MAM__PAGE_BYTES - 1);
   mam__u64 most = end > address ? (end - address) / (MAM__PAGE_BYTES + 76) : 0;
-  struct mam__area area = {0, 0, most < 1u << 31 ? (mam__u32)most : 1u << 31, 0};
+  mam__u32 pages = most < 1u << 31 ? (mam__u32)most : 1u << 31;
   MAM__LOOP
-  while (area.page_count != 0 &&
-         end - ((mam__u64)area.page_count << MAM__PAGE_SHIFT) < address + mam__area_metadata_bytes(area.page_count))
-    area.page_count--;
-  area.base = end - ((mam__u64)area.page_count << MAM__PAGE_SHIFT);
-  area.words = (mam__u64 *)(address + mam__entries_bytes(area.page_count) + 8);
-  return area;
+  while (pages != 0 && end - ((mam__u64)pages << MAM__PAGE_SHIFT) < address + mam__area_metadata_bytes(pages))
+    pages--;
+  return mam__area_at(end - ((mam__u64)pages << MAM__PAGE_SHIFT), pages);
 }
 
 /* The superblock in which an address lies; 0 if there is none. */

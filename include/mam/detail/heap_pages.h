@@ -45,7 +45,8 @@ MAM__OUTLINE int mam__words_clear(MAM__TAG(2) struct mam__area area, mam__u32 pa
   MAM__LOOP
   for (mam__u32 i = 1; i < words - 1; i++)
     (void)mam__exchange_after_barrier_u64(&map[index + i], 0);
-  mam__map_words_opened(map, mam__area_map_words(area), index, words);
+  MAM__FORGET(area.page_count); /* what is computed from it is not kept */
+  mam__map_words_opened(mam__area_pages(area), mam__area_map_words(area), index, words);
   return MAM__OUT_OF_SIGHT(mam__words_matter)(index, words, area);
 }
 

@@ -212,10 +212,9 @@ MAM__OUTLINE mam__u64 mam__slot_again_apart(struct mam__heap_control *control, m
 }
 
 /* Takes pages of the home and makes a span of them.  With MAM__REST_WHOLE no slot gets it. */
-MAM__OUTLINE mam__u64 mam__slot_anew(struct mam__heap_control *control, mam__u32 base, mam__u32 words,
-                                     mam__u32 page_count, mam__u32 wanted, mam__u32 slot, mam__u32 count) {
-  const mam_device_heap known = {control, 0, base, words, page_count, 0, 0};
-  struct mam__area area = mam__heap_area(&known);
+MAM__OUTLINE mam__u64 mam__slot_anew(struct mam__heap_control *control, mam__u64 base, mam__u32 page_count,
+                                     mam__u32 wanted, mam__u32 slot, mam__u32 count) {
+  struct mam__area area = mam__area_at(base, page_count);
   struct mam__renewal renewal = mam__renewal_of(control, wanted, slot);
   mam__u64 held = mam__load_relaxed_u64(mam__renewal_held(control, renewal));
   mam__u64 at = mam__add_relaxed_u64(&mam__cursors(control)[renewal.home], mam__request_pages(wanted, slot));

@@ -51,7 +51,7 @@ MAM__OUTLINE mam__u64 mam__warp_block_malloc(mam__u32, mam__u32, struct mam__hea
     if ((wanted & MAM__REST_LAZY) != 0 && prior != MAM__NO_PAGE)
       renewed = MAM__OUT_OF_SIGHT(mam__slot_again_apart)(control, wanted, slot, prior, 1);
     if (renewed == 0)
-      renewed = MAM__OUT_OF_SIGHT(mam__slot_anew)(control, heap.base, heap.words, heap.page_count, wanted, slot, 1);
+      renewed = MAM__OUT_OF_SIGHT(mam__slot_anew)(control, heap.base, heap.page_count, wanted, slot, 1);
     if ((renewed & MAM__RENEWED) != 0)
       renewed = MAM__OUT_OF_SIGHT(mam__slot_renewed)(control, wanted, slot, prior, renewed);
   }

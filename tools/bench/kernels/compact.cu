@@ -76,7 +76,7 @@ extern "C" __global__ void compact_free_keeping(mam_device_heap heap, struct com
   unsigned number = thread_here();
   if (number >= work.count || work.table[number] == 0)
     return;
-  heap_word offset = work.table[number] - mam__heap_base(&heap);
+  heap_word offset = work.table[number] - heap.base;
   unsigned page = (unsigned)(offset >> MAM__PAGE_SHIFT), entry = *mam__page_entry(mam__heap_words(&heap), page);
   struct mam__bit bit = mam__bit_of(offset, entry);
   unsigned first = bit.word / MAM__PAGE_WORDS, group = __match_any_sync(__activemask(), bit.word);
