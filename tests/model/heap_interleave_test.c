@@ -746,39 +746,35 @@ static void flush_and_take(void) {
   flush();
   claim_by_recycling(CLASS_A);
 }
-/* A request for chunks of a class in need: it looks at no slot before. */
-static void need(mam__u32 size_class) {
+/* A request for a chunk of a class, from a first step on.  Returns whether it got one. */
+static bool ask(mam__u32 size_class, mam__u32 first) {
   struct mam__request request = {model->control, size_class, 0, 1, 0, 0, 0, 0};
-  struct mam__claim claim = mam__claim_chunks(&request, MAM__STEP_BEGIN);
+  struct mam__claim claim = mam__claim_chunks(&request, first);
   if (claim.mask != 0)
     hold((void *)(uintptr_t)mam__claim_chunk(claim, 0));
-  else
+  return claim.mask != 0;
+}
+/* A request in need: it looks at no slot before. */
+static void need(mam__u32 size_class) {
+  if (!ask(size_class, MAM__STEP_BEGIN))
     violation = "a request failed, and there was a chunk all the time";
 }
 static void need_a(void) { need(CLASS_A); }
+static void need_smaller(void) { need(CLASS_A - 1); }
 /* All chunks of CLASS_A are used, and all pages are taken. */
 static void full_heap(void) {
   full_span();
   ck_assert_ptr_nonnull(run_of_all_but_a_span());
 }
-/* The same request, which may be refused. */
-static bool ask_for_a(void) {
-  struct mam__request request = {model->control, CLASS_A, 0, 1, 0, 0, 0, 0};
-  struct mam__claim claim = mam__claim_chunks(&request, MAM__STEP_VAIN);
-  if (claim.mask != 0)
-    hold((void *)(uintptr_t)mam__claim_chunk(claim, 0));
-  return claim.mask != 0;
-}
-static void ask_a(void) { (void)ask_for_a(); }
+static void ask_a(void) { (void)ask(CLASS_A, MAM__STEP_VAIN); }
 /* If the requests were refused, they noted nothing that is not so any more: the next one gets the chunk. */
 static void the_next_gets_it(void) {
   unsigned held = 0;
   for (unsigned i = 0; i < THREADS; i++)
     held += threads[i].count;
-  if (held == 0 && !ask_for_a())
+  if (held == 0 && !ask(CLASS_A, MAM__STEP_VAIN))
     violation = "a request failed, and there is a chunk";
 }
-static void need_smaller(void) { need(CLASS_A - 1); }
 static void need_run(void) {
   take_a_run();
   if (threads[coroutine_running].count == 0)

@@ -16,7 +16,7 @@ static unsigned salt(void);
 
 enum { MIB = 1 << 20, MANY = 1 << 20 };
 
-/* Of layout 3. */
+/* Of layout 5. */
 #define LAYOUT_SUM 0xf6304632f56f15ddull
 
 static struct heap_model *model;

@@ -12,10 +12,9 @@
  *   parks          first word: a header of warp heaps that waits for its next user; second word: a superblock of warp
  *                  heaps that waits (heap_parks.h); 0: nothing
  *
- *   superblock     | entries | shortage, stamp | usage words | page map | class maps | moved | kept | parts |
- *                            ^ area.words - 1  ^ area.words
- *                  | owners | rings | (rest) | pages ... |
- *                                            ^ area.base
+ *   superblock     | (rest) | parts | kept | moved | class maps | page map | rings | owners |
+ *                  | entries | shortage, stamp | usage words | pages ... |
+ *                            ^ area.words - 1  ^ area.words  ^ area.base
  *
  *   parts          32 bits for each 64 words of the page map: what this part is known not to have
  *   kept           a map with a bit for each word of the page map: 0 if it is kept for long runs (heap_kept.h)
