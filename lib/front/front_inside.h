@@ -299,10 +299,10 @@ enum front_freed front_free_large_on(struct front *front, uintptr_t address, str
 cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool,
                         uintptr_t *address);
 
-/* The same at last, from what the depot has at hand, if the pool is the front's still; 0 if that is nothing.  *away as
- * for slab_refill_at_hand.  The thread is inside, or holds the front still. */
+/* The same at last, from what the depot has at hand, if the pool is the front's still; 0 if that is nothing.  *missing
+ * as for slab_refill_at_hand.  The thread holds the fronts still. */
 uintptr_t small_serve_held(struct front *front, const struct front_request *request, struct mam_pool *pool,
-                           size_t *away);
+                           struct slab_missing *missing);
 
 /* Gives frees room to push on.  The caller is a user of the pool. */
 bool magazine_make_room(struct front *front, struct mam_pool *pool, unsigned class);

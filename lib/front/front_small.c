@@ -121,17 +121,17 @@ cudaError_t small_serve(struct front *front, const struct front_request *request
 }
 
 uintptr_t small_serve_held(struct front *front, const struct front_request *request, struct mam_pool *pool,
-                           size_t *away) {
+                           struct slab_missing *missing) {
   unsigned class = slab_class(request->size);
   struct depot *depot = &pool->fronts->depots[class];
-  *away = 0;
+  *missing = (struct slab_missing){0, 0};
   if (front->pool != pool || !class_has_slabs(front, pool, class))
     return 0;
   bool by_lane = request->lane != NULL && lane_blocks(request->lane, class) == 0;
   struct batch *batch = by_lane ? slab_retake(depot, request->lane->stream) : NULL, *surplus = NULL;
   if (batch != NULL)
     surplus = lane_load(request->lane, class, batch);
-  else if ((batch = slab_refill_at_hand(pool, depot, class, away)) != NULL)
+  else if ((batch = slab_refill_at_hand(pool, depot, class, missing)) != NULL)
     surplus = magazine_load(&front->magazines[class], batch);
   slab_rest(pool, depot, surplus, no_stream);
   return batch != NULL ? front_pop_small(front, class, request->size, request->lane) : 0;

@@ -282,6 +282,13 @@ void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, 
     (void)batches_return(pool, depot, DEPOT_BATCHES, &most);
 }
 
+bool slab_rests(struct depot *depot) {
+  mutex_lock(depot->lock);
+  bool rests = depot->first != NULL;
+  pthread_mutex_unlock(depot->lock);
+  return rests;
+}
+
 void slab_fence(struct mam_pool *pool, struct depot *depot) {
   mutex_lock(depot->lock);
   bool asks = depot->first != NULL && depot->batch_count % FENCE_BATCHES == 0;
@@ -340,14 +347,16 @@ static struct batch *refill(struct mam_pool *pool, struct depot *depot) {
   return batch;
 }
 
-struct batch *slab_refill_at_hand(struct mam_pool *pool, struct depot *depot, unsigned class, size_t *away) {
+struct batch *slab_refill_at_hand(struct mam_pool *pool, struct depot *depot, unsigned class,
+                                  struct slab_missing *missing) {
   mutex_lock(depot->lock);
   struct batch *batch = refill_locked(pool, depot);
   /* relaxed: under the lock */
   size_t slabs = atomic_load_explicit(&depot->slab_count, memory_order_relaxed);
-  *away = slabs * (SLAB_BYTES / slab_class_bytes(class));
+  *missing = (struct slab_missing){slabs * (SLAB_BYTES / slab_class_bytes(class)), 0};
   for (const struct batch *resting = depot->first; resting != NULL && batch == NULL; resting = resting->next)
-    *away -= resting->count;
+    missing->resting += resting->count;
+  missing->away -= missing->resting;
   pthread_mutex_unlock(depot->lock);
   return batch;
 }

@@ -146,9 +146,14 @@ static inline size_t slab_requested_bytes(const _Atomic uint8_t *live, unsigned 
  * user of the pool. */
 struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class);
 
-/* The same with no further slab, and no wait.  If there is none, *away is how many of the depot's blocks are neither in
- * its slabs nor in its batches. */
-struct batch *slab_refill_at_hand(struct mam_pool *pool, struct depot *depot, unsigned class, size_t *away);
+/* Where a depot's blocks are that are not in its slabs: neither there nor in its batches, and in these. */
+struct slab_missing {
+  size_t away, resting;
+};
+
+/* The same with no further slab, and no wait.  *missing: if there is none. */
+struct batch *slab_refill_at_hand(struct mam_pool *pool, struct depot *depot, unsigned class,
+                                  struct slab_missing *missing);
 
 /* A batch of what was freed on a stream, among those that rest longest, as many as a depot keeps; NULL if there is
  * none. */
@@ -161,6 +166,9 @@ struct batch *slab_shell_take(struct depot *depot);
  * all its blocks were freed.  Then slabs whose blocks are all inside may go back to the pool.  An empty batch becomes a
  * shell; NULL is none. */
 void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, struct context_stream stream);
+
+/* Whether batches rest in the depot. */
+bool slab_rests(struct depot *depot);
 
 /* Asks for a fence if the depot has come to keep many batches of which none has passed, as far as is known.  For frees
  * that fill batches, one call for each; not inside a front. */

@@ -7,12 +7,6 @@
 
 /* ---- Making room ---- */
 
-/* An allocation gives up after so many waits of its own.  One is enough where a single thread allocates.  Among many
- * threads, another one may take what the wait made free and free it again; but an allocation that can never be served
- * must not wait for ever.  With 8, four threads that shared four blocks saw a refusal in up to one of three runs of
- * half a second. */
-enum { OWN_WAITS = 16 };
-
 /* What an allocation has tried already. */
 struct attempt {
   uint64_t epoch; /* the present one at the beginning: what the thread has freed is of it, or of earlier ones */
@@ -235,6 +229,12 @@ static bool look_around_locked(struct mam_pool *pool, const struct pool_order *o
   return false;
 }
 
+/* Whether the front waits for the GPU: what a wait makes free for a small block may lie in slabs, which are the front's
+ * to search. */
+static bool front_waits(const struct mam_pool *pool, const struct pool_order *order) {
+  return pool->config.front != NULL && order->size <= POOL_SMALL_MOST_BYTES;
+}
+
 /* Looks for room once more.  cudaSuccess: the caller may try again; else why there is no room.  A hole that would be
  * cut up comes before growth.  Growth waits for nothing, so it comes before a wait, unless the source has refused as
  * much before.  The waiting limit keeps small what growth can waste. */
@@ -253,8 +253,8 @@ static cudaError_t make_room_locked(struct mam_pool *pool, const struct pool_ord
   cudaError_t error = refused ? cudaErrorMemoryAllocation : grow_or_find_locked(pool, bytes, attempt->at_once);
   if (error != cudaErrorMemoryAllocation)
     return error;
-  if (!attempt->at_once && attempt->own_waits < OWN_WAITS && pool_wait_may_help_locked(pool, bytes) &&
-      !reuse_capturing(pool->reuse)) {
+  if (!attempt->at_once && !front_waits(pool, order) && attempt->own_waits < POOL_WAITS_MOST &&
+      pool_wait_may_help_locked(pool, bytes) && !reuse_capturing(pool->reuse)) {
     attempt->looked = attempt->emptied = false;
     error = pool_await_gpu_locked(pool, bytes, &attempt->own_waits);
     if (error != (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) /* else a capture has begun since it was asked */
@@ -442,6 +442,8 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
   if (segment == NULL) {
     block->used_bytes = pool->segments.bytes[SEGMENT_USED];
     block->slab_bytes = pool->span_count * POOL_SLAB_BYTES;
+    block->waiting_bytes = pool->segments.bytes[SEGMENT_WAITING];
+    block->room_bytes = pool_room_bytes_locked(pool);
     pool_unlock(pool);
     if (any && error == cudaErrorMemoryAllocation && !no_host_memory)
       return (cudaError_t)CUDA_ERROR_NOT_READY;

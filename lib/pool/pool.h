@@ -295,8 +295,9 @@ struct pool_block {
   size_t bytes;
   uint64_t ticket;
   bool contended; /* another thread had the pool's lock at the time */
-  /* If POOL_TAKE_LAST found no room: what the pool had used then, and how much of it for slabs. */
-  size_t used_bytes, slab_bytes;
+  /* If POOL_TAKE_LAST found no room, the pool's bytes then: used, of these for slabs, waiting for the GPU, and free or
+   * still to be taken. */
+  size_t used_bytes, slab_bytes, waiting_bytes, room_bytes;
 };
 
 /* Counts the caller among the users of the pool, which cannot end before pool_exit.  Errors: as pool_malloc. */
@@ -328,6 +329,17 @@ struct pool_order {
   struct context_stream stream; /* what was freed on it may serve before it has passed; id 0: none */
 };
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block);
+
+/* An allocation gives up after so many waits of its own for the GPU.  One is enough where a single thread allocates.
+ * Among many threads, another one may take what the wait made free and free it again; but an allocation that can never
+ * be served must not wait for ever.  With 8, four threads that shared four blocks saw a refusal in up to one of three
+ * runs of half a second. */
+enum { POOL_WAITS_MOST = 16 };
+
+/* Waits for the GPU, for an allocation of the pool of that generation: until there is a hole of enough bytes, or all
+ * that waited is free.  The caller has no lock.  cudaErrorMemoryAllocation, without an error text, if the pool has
+ * ended or a capture forbids it; else, what the wait says. */
+cudaError_t pool_await_gpu(struct mam_pool *pool, uint64_t generation, size_t enough);
 
 /* Refuses an allocation of the pool of that generation: counts it, sets the error and returns it. */
 cudaError_t pool_refuse(struct mam_pool *pool, uint64_t generation, size_t size);

@@ -145,8 +145,10 @@ void pool_fence_locked(struct mam_pool *pool, size_t enough);
 /* Waits for the GPU, and makes free what was waiting when the wait began, until there is a hole of enough bytes. */
 cudaError_t pool_synchronize_locked(struct mam_pool *pool, size_t enough);
 
-/* Whether a wait for the GPU can serve bytes: what is free and what waits would be enough.  A pool that gives both back
- * for a growth has what it may still take as well. */
+/* What is free, and what a pool that gives memory back for a growth may still take. */
+size_t pool_room_bytes_locked(struct mam_pool *pool);
+
+/* Whether a wait for the GPU can serve bytes: room and what waits would be enough. */
 bool pool_wait_may_help_locked(struct mam_pool *pool, size_t bytes);
 
 /* What waits for the GPU, in the fronts and in the pool. */

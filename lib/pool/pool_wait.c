@@ -104,11 +104,16 @@ static size_t front_waiting_bytes_locked(struct mam_pool *pool) {
   return sum.large_waiting_bytes + (sum.small_waiting_bytes > 0 ? sum.slab_bytes - sum.live_small_bytes : 0);
 }
 
+size_t pool_room_bytes_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  size_t more = pool->config.elastic || !pool->config.keeps ? pool->limit_bytes - pool->held_bytes : 0;
+  return pool->segments.bytes[SEGMENT_FREE] + more;
+}
+
 bool pool_wait_may_help_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
   size_t waiting = front_waiting_bytes_locked(pool) + pool->segments.bytes[SEGMENT_WAITING];
-  size_t room = pool->config.elastic || !pool->config.keeps ? pool->limit_bytes - pool->held_bytes : 0;
-  return waiting > 0 && bytes <= pool->segments.bytes[SEGMENT_FREE] + waiting + room;
+  return waiting > 0 && bytes <= pool_room_bytes_locked(pool) + waiting;
 }
 
 size_t pool_waiting_bytes_locked(struct mam_pool *pool) {
@@ -181,4 +186,14 @@ cudaError_t pool_await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigned 
     return cudaSuccess;
   ++*own_waits;
   return pool_synchronize_locked(pool, bytes);
+}
+
+cudaError_t pool_await_gpu(struct mam_pool *pool, uint64_t generation, size_t enough) {
+  cudaError_t error = cudaErrorMemoryAllocation;
+  pool_lock(pool);
+  if (pool->state == POOL_OPEN && pool->generation == generation && !reuse_capturing(pool->reuse))
+    error = pool_synchronize_locked(pool, enough);
+  pool_unlock(pool);
+  bool captured = error == (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* since it was asked */
+  return captured ? cudaErrorMemoryAllocation : error;
 }

@@ -993,6 +993,102 @@ START_TEST(contexts_that_use_each_others_memory_get_none_early) {
 }
 END_TEST
 
+/* ---- What has room is served, whatever runs -----------------------------------------------------------------------
+ */
+
+enum trade_way { trade_plain, trade_tagged, trade_on_a_stream, trade_in_pieces, trade_way_count };
+enum { trade_size_count = 3, trade_spare = 4, trade_calls = 20000 };
+static const size_t trade_sizes[trade_size_count] = {8192, 40000, MIB};
+
+/* Threads trade a few blocks in a pool that is full otherwise. */
+struct trade {
+  MAM_Pool pool;
+  void *context;
+  enum trade_way way;
+  size_t bytes;
+  _Atomic int left; /* so many blocks more have room */
+  _Atomic bool ended;
+  _Atomic unsigned served, refused;
+};
+
+static bool trade_may_take(struct trade *trade) {
+  int left = atomic_load(&trade->left);
+  while (left > 0 && !atomic_compare_exchange_weak(&trade->left, &left, left - 1))
+    continue;
+  return left > 0;
+}
+
+static cudaError_t trade_take(struct trade *trade, void **pointer, void *stream) {
+  static const char tag;
+  if (trade->way == trade_on_a_stream)
+    return MAM_PoolMallocAsync(trade->pool, pointer, trade->bytes, stream);
+  if (trade->way == trade_tagged)
+    return MAM_PoolMallocTagged(trade->pool, pointer, trade->bytes, &tag);
+  return MAM_PoolMalloc(trade->pool, pointer, trade->bytes);
+}
+
+/* Each block is freed while a kernel uses it. */
+static void trade_once(struct trade *trade, void *stream) {
+  void *pointer = NULL;
+  if (trade_take(trade, &pointer, stream) != cudaSuccess) {
+    trade->refused++;
+    return;
+  }
+  trade->served++;
+  if (fake_in_flight() < in_flight_limit)
+    (void)fake_launch(stream, &(struct fake_range){pointer, trade->bytes}, 1);
+  OK(trade->way == trade_on_a_stream ? MAM_CudaFreeAsync(pointer, stream) : MAM_CudaFree(pointer));
+}
+
+static void *trade_body(void *argument) {
+  struct trade *trade = argument;
+  fake_make_current(trade->context);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  while (!trade->ended) {
+    if (!trade_may_take(trade))
+      continue;
+    trade_once(trade, stream);
+    trade->left++;
+  }
+  return NULL;
+}
+
+/* The main thread is the GPU. */
+static void trade_with_threads(struct trade *trade) {
+  pthread_t threads[thread_count];
+  unsigned state = 1;
+  for (int i = 0; i < thread_count; i++)
+    ck_assert_int_eq(pthread_create(&threads[i], NULL, trade_body, trade), 0);
+  while (trade->served + trade->refused < trade_calls)
+    (void)fake_step(next_random(&state));
+  trade->ended = true;
+  for (int i = 0; i < thread_count; i++)
+    ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+}
+
+START_TEST(what_has_room_is_served_beside_kernels) {
+  struct trade trade = {.context = use_primary(0)};
+  MAM_PoolOptions options = options_with(64 * MIB);
+  void *pointer, *last[trade_spare];
+  size_t count = 0;
+  trade.bytes = trade_sizes[_i % trade_size_count];
+  trade.way = (enum trade_way)(_i / trade_size_count);
+  if (trade.way == trade_in_pieces) { /* an elastic pool at its limit */
+    options.source = MAM_SOURCE_VMM;
+    options.limit_bytes = options.chunk_bytes;
+  }
+  trade.pool = pool_with(options);
+  while (MAM_PoolMalloc(trade.pool, &pointer, trade.bytes) == cudaSuccess)
+    last[count++ % trade_spare] = pointer;
+  ck_assert_uint_gt(count, trade_spare);
+  for (size_t i = 0; i < trade_spare; i++)
+    OK(MAM_CudaFree(last[i]));
+  trade.left = trade_spare;
+  trade_with_threads(&trade);
+  ck_assert_uint_eq(trade.refused, 0);
+}
+END_TEST
+
 /* ---- Captures -----------------------------------------------------------------------------------------------------
  */
 
@@ -1258,6 +1354,7 @@ int main(void) {
   tcase_add_test(waiting, memory_comes_back_without_waiting_when_kernels_have_ended);
   tcase_add_loop_test(waiting, allocation_waits_when_no_memory_is_left, 0, 2);
   tcase_add_loop_test(waiting, fences_are_far_fewer_than_frees, 0, 2);
+  tcase_add_loop_test(waiting, what_has_room_is_served_beside_kernels, 0, trade_size_count * trade_way_count);
   tcase_add_loop_test(streams, same_stream_takes_memory_at_once, 0, size_count);
   tcase_add_loop_test(streams, small_holes_serve_before_large_ones_are_cut, 3, size_count - 1);
   tcase_add_loop_test(streams, training_takes_little_more_than_it_uses, 0, behind_count);
