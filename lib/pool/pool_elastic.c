@@ -47,32 +47,54 @@ static size_t missing_beside(const struct segment *neighbour, size_t bytes) {
   return bytes > there ? round_up(bytes - there, SOURCE_GRANULARITY_BYTES) : SOURCE_GRANULARITY_BYTES;
 }
 
-/* The least part of an unmapped segment that makes room for a block of bytes, with what is free beside it.  False if
- * there is none. */
-static bool place_within(struct segment *unmapped, size_t bytes, struct pool_place *place) {
+/* The parts of an unmapped segment that make room for a block of bytes, with what is free beside them: above what lies
+ * before it, below what lies after it, or all of it, between the two.  Returns how many. */
+enum { PLACES_WITHIN = 2 };
+static unsigned places_within(struct segment *unmapped, size_t bytes, struct pool_place places[PLACES_WITHIN]) {
   const struct segment *before = neighbour_before(unmapped), *after = neighbour_after(unmapped);
   size_t above = missing_beside(before, bytes), below = missing_beside(after, bytes), room = unmapped->bytes;
-  *place = (struct pool_place){unmapped, unmapped->base, above};
-  if (below < above && below <= room)
-    *place = (struct pool_place){unmapped, unmapped->base + room - below, below};
-  else if (above > room && before != NULL && before->state == SEGMENT_FREE &&
-           missing_beside(after, bytes - before->bytes) <= room)
-    place->bytes = room; /* all of it, between the two */
-  return place->bytes <= room;
+  unsigned count = 0;
+  if (above <= room)
+    places[count++] = (struct pool_place){unmapped, unmapped->base, above, true, false};
+  if (below <= room)
+    places[count++] = (struct pool_place){unmapped, unmapped->base + room - below, below, false, true};
+  if (count == 0 && before != NULL && before->state == SEGMENT_FREE &&
+      missing_beside(after, bytes - before->bytes) <= room)
+    places[count++] = (struct pool_place){unmapped, unmapped->base, room, true, true};
+  return count;
 }
 
-/* The place that needs the least new memory; of those, the lowest. */
-static bool place_find_locked(struct mam_pool *pool, size_t bytes, struct pool_place *best) {
+/* What a pool may do for a place: hold so much in the end, and before give back so much that is free in pieces, but for
+ * what is free beside the place. */
+struct move {
+  size_t most_bytes, trimmable_bytes;
+};
+
+static bool move_serves_locked(struct mam_pool *pool, const struct move *move, struct pool_place place) {
+  lock_held(&pool->lock);
+  if (place.bytes > move->most_bytes)
+    return false;
+  size_t keep = move->most_bytes - place.bytes, excess = pool->held_bytes > keep ? pool->held_bytes - keep : 0;
+  return excess + pool_trimmable_beside_locked(pool, place) <= move->trimmable_bytes;
+}
+
+/* The place that needs the least new memory; of those, the lowest.  Only places that the move serves, unless it is
+ * NULL. */
+static bool place_find_locked(struct mam_pool *pool, size_t bytes, const struct move *move, struct pool_place *best) {
   lock_held(&pool->lock);
   struct segment *unmapped;
-  struct pool_place place;
   bool found = false;
   LIST_FOREACH(unmapped, &pool->segments.unmapped, as.unmapped) {
-    if (!place_within(unmapped, bytes, &place))
-      continue;
-    if (!found || place.bytes < best->bytes || (place.bytes == best->bytes && place.base < best->base))
-      *best = place;
-    found = true;
+    struct pool_place places[PLACES_WITHIN];
+    unsigned count = places_within(unmapped, bytes, places);
+    for (unsigned i = 0; i < count; i++) {
+      bool better =
+          !found || places[i].bytes < best->bytes || (places[i].bytes == best->bytes && places[i].base < best->base);
+      if (!better || (move != NULL && !move_serves_locked(pool, move, places[i])))
+        continue;
+      *best = places[i];
+      found = true;
+    }
   }
   return found;
 }
@@ -150,7 +172,7 @@ cudaError_t pool_elastic_try_locked(struct mam_pool *pool, size_t bytes, bool ge
   struct pool_place place = {0};
   if (segment_largest_free(&pool->segments) >= bytes) /* the lock was left: another thread freed */
     return cudaSuccess;
-  if (!place_find_locked(pool, bytes, &place) || place.bytes > pool->limit_bytes - pool->held_bytes)
+  if (!place_find_locked(pool, bytes, NULL, &place) || place.bytes > pool->limit_bytes - pool->held_bytes)
     return cudaErrorMemoryAllocation;
   size_t need = place.bytes;
   if (generous)
@@ -166,20 +188,19 @@ cudaError_t pool_elastic_try_locked(struct mam_pool *pool, size_t bytes, bool ge
  * a hole, which stays, or else for all of the block.  False if that is not enough; then nothing changed. */
 static bool own_pieces_give_locked(struct mam_pool *pool, size_t bytes, bool by_limit) {
   lock_held(&pool->lock);
-  struct pool_place place, all = {NULL, 0, round_up(bytes, SOURCE_GRANULARITY_BYTES)};
+  struct pool_place place, all = {.bytes = round_up(bytes, SOURCE_GRANULARITY_BYTES)};
   size_t most = by_limit ? pool->limit_bytes : pool->held_bytes; /* what may be held in the end */
-  if (!place_find_locked(pool, bytes, &place))
+  if (!place_find_locked(pool, bytes, NULL, &place))
     place = all;
-  if (place.bytes > most || pool->held_bytes <= most - place.bytes)
+  if (place.bytes > most || pool->held_bytes <= most - place.bytes ||
+      pool->held_bytes - (most - place.bytes) > pool->segments.bytes[SEGMENT_FREE])
     return false;
-  size_t excess = pool->held_bytes - (most - place.bytes), more = all.bytes - place.bytes, beside;
-  if (excess > pool->segments.bytes[SEGMENT_FREE])
-    return false;
-  size_t trimmable = pool_trimmable_bytes_locked(pool, place, &beside);
-  if (excess > trimmable && (all.bytes > most || excess + more > trimmable + beside))
-    return false;
-  if (excess > trimmable)
+  struct move move = {most, pool_trimmable_bytes_locked(pool)};
+  if (!place_find_locked(pool, bytes, &move, &place)) {
+    if (!move_serves_locked(pool, &move, all))
+      return false;
     place = all;
+  }
   return pool_pieces_trim_locked(pool, most - place.bytes, place) == cudaSuccess &&
          pool->held_bytes <= most - place.bytes;
 }
@@ -208,15 +229,15 @@ static bool gpu_lags_locked(struct mam_pool *pool) {
 static bool excess_give_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
   struct pool_place place;
-  size_t most = pool->segments.bytes[SEGMENT_USED] + bytes, beside;
+  size_t most = pool->segments.bytes[SEGMENT_USED] + bytes;
   if (most < pool->peak_taken_bytes)
     most = pool->peak_taken_bytes;
-  if (!place_find_locked(pool, bytes, &place) || pool->segments.bytes[SEGMENT_FREE] < place.bytes ||
+  if (!place_find_locked(pool, bytes, NULL, &place) || pool->segments.bytes[SEGMENT_FREE] < place.bytes ||
       pool->held_bytes + place.bytes <= most + most / GROWTH_SHARE)
     return false;
   size_t charge = place.bytes > MOVED_LEAST_BYTES ? place.bytes : MOVED_LEAST_BYTES;
   if (pool->moved_bytes + charge > pool->held_bytes / MOVED_SHARE || gpu_lags_locked(pool) ||
-      pool_trimmable_bytes_locked(pool, place, &beside) < place.bytes)
+      pool_trimmable_bytes_locked(pool) < place.bytes + pool_trimmable_beside_locked(pool, place))
     return false;
   pool->moved_bytes += charge;
   return pool_pieces_trim_locked(pool, pool->held_bytes - place.bytes, place) == cudaSuccess;

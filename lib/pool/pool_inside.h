@@ -208,17 +208,20 @@ cudaError_t pool_trim_locked(struct mam_pool *pool, size_t keep_bytes);
  * trims. May wait for what the source waits for. */
 bool pool_give_one_locked(struct mam_pool *pool);
 
-/* A part of an unmapped segment that is to get memory, and serves with what is free beside it.  unmapped NULL: none. */
+/* A part of an unmapped segment that is to get memory, and serves with what is free before it, after it, or both.
+ * unmapped NULL: none. */
 struct pool_place {
   struct segment *unmapped;
   uintptr_t base;
   size_t bytes;
+  bool with_before, with_after;
 };
 
 /* The same of an elastic pool, while the caller grows it.  What is free beside the place stays. */
 cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes, struct pool_place place);
-/* How much that could give back; and *beside: how much more if what is free beside the place did not stay. */
-size_t pool_trimmable_bytes_locked(struct mam_pool *pool, struct pool_place place, size_t *beside);
+/* How much that could give back if nothing stayed; and how much of that is free beside the place, if there is one. */
+size_t pool_trimmable_bytes_locked(struct mam_pool *pool);
+size_t pool_trimmable_beside_locked(struct mam_pool *pool, struct pool_place place);
 
 /* A chunk that is free as a whole, and not the last one where that stays; NULL if there is none.  Keeps the lock. */
 struct pool_chunk *pool_find_free_chunk_locked(struct mam_pool *pool, struct segment **segment);

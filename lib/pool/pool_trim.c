@@ -14,8 +14,10 @@ static uintptr_t pieces_end_locked(struct mam_pool *pool, const struct pool_chun
   return last != NULL && last->state == SEGMENT_UNMAPPED ? last->base : chunk->base + chunk->bytes;
 }
 
+/* Whether a free segment is what the place serves with. */
 static bool is_beside(const struct segment *segment, struct pool_place place) {
-  return segment->base + segment->bytes == place.base || segment->base == place.base + place.bytes;
+  return (place.with_before && segment->base + segment->bytes == place.base) ||
+         (place.with_after && segment->base == place.base + place.bytes);
 }
 
 /* The next piece below *end that lies wholly in a free segment, which is returned, but not one beside the place; *end
@@ -110,18 +112,30 @@ static size_t pieces_within_locked(const struct mam_pool *pool, const struct poo
   return all;
 }
 
-size_t pool_trimmable_bytes_locked(struct mam_pool *pool, struct pool_place place, size_t *beside) {
+size_t pool_trimmable_bytes_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   struct segment *segment;
-  size_t elsewhere = 0;
-  *beside = 0;
+  size_t bytes = 0;
   if (!free_may_be_unmapped_locked(pool))
     return 0;
   segment = size_best_fit(&pool->segments.by_size, SOURCE_GRANULARITY_BYTES);
   for (; segment != NULL; segment = size_next(&pool->segments.by_size, segment))
-    *(is_beside(segment, place) ? beside : &elsewhere) += pieces_within_locked(pool, chunk, segment);
-  return elsewhere;
+    bytes += pieces_within_locked(pool, chunk, segment);
+  return bytes;
+}
+
+size_t pool_trimmable_beside_locked(struct mam_pool *pool, struct pool_place place) {
+  lock_held(&pool->lock);
+  const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
+  size_t bytes = 0;
+  if (place.unmapped == NULL)
+    return 0;
+  struct segment *neighbours[] = {neighbour_before(place.unmapped), neighbour_after(place.unmapped)};
+  for (int i = 0; i < 2; i++)
+    if (neighbours[i] != NULL && neighbours[i]->state == SEGMENT_FREE && is_beside(neighbours[i], place))
+      bytes += pieces_within_locked(pool, chunk, neighbours[i]);
+  return bytes;
 }
 
 /* ---- Chunks ---- */
@@ -179,8 +193,9 @@ cudaError_t pool_trim_locked(struct mam_pool *pool, size_t keep_bytes) {
   lock_held(&pool->lock);
   size_t held_bytes = pool->held_bytes;
   pool->growing = true;
-  cudaError_t error = pool->config.elastic ? pool_pieces_trim_locked(pool, keep_bytes, (struct pool_place){NULL, 0, 0})
-                                           : chunks_trim_locked(pool, keep_bytes);
+  cudaError_t error = pool->config.elastic
+                          ? pool_pieces_trim_locked(pool, keep_bytes, (struct pool_place){.unmapped = NULL})
+                          : chunks_trim_locked(pool, keep_bytes);
   pool_growing_end_locked(pool);
   if (pool->held_bytes < held_bytes)
     pool->refused_bytes = pool->speed_bytes = 0; /* the source has more than before */

@@ -125,29 +125,46 @@ static bool elastic_free_between(const struct elastic_model *model, size_t one, 
   return true;
 }
 
-/* Whether a piece that is free as a whole is a part of a hole beside the run of count granules from place on. */
-static bool elastic_beside(const struct elastic_model *model, unsigned granule, unsigned place, unsigned count) {
-  size_t piece = (size_t)granule * ELASTIC_GRANULE_CELLS;
-  size_t first = (size_t)place * ELASTIC_GRANULE_CELLS, last = first + (size_t)count * ELASTIC_GRANULE_CELLS - 1;
-  return count > 0 && elastic_free_between(model, piece, piece < first ? first : last);
+/* A run of granules that is to get memory, and the holes beside it with which it serves.  No granules: none. */
+enum elastic_sides { ELASTIC_BEFORE = 1, ELASTIC_AFTER = 2, ELASTIC_BOTH = 3 };
+struct elastic_run {
+  unsigned granule, count, sides;
+};
+
+/* Whether a block of so many cells fits into the run and those holes. */
+static bool elastic_run_serves(const struct elastic_model *model, struct elastic_run run, size_t cells) {
+  size_t first = (size_t)run.granule * ELASTIC_GRANULE_CELLS, end = first + (size_t)run.count * ELASTIC_GRANULE_CELLS;
+  while ((run.sides & ELASTIC_BEFORE) != 0 && first > 0 && model->cells[first - 1] == ELASTIC_FREE)
+    first--;
+  while ((run.sides & ELASTIC_AFTER) != 0 && end < ELASTIC_CELLS && model->cells[end] == ELASTIC_FREE)
+    end++;
+  return end - first >= cells;
+}
+
+/* Whether a piece that is free as a whole is a part of a hole with which the run serves. */
+static bool elastic_beside(const struct elastic_model *model, unsigned granule, struct elastic_run run) {
+  size_t piece = (size_t)granule * ELASTIC_GRANULE_CELLS, first = (size_t)run.granule * ELASTIC_GRANULE_CELLS;
+  size_t last = first + (size_t)run.count * ELASTIC_GRANULE_CELLS - 1;
+  unsigned side = piece < first ? ELASTIC_BEFORE : ELASTIC_AFTER;
+  return (run.sides & side) != 0 && elastic_free_between(model, piece, piece < first ? first : last);
 }
 
 /* The granule of the highest piece below end that is free as a whole, and not beside the run.  -1 if there is none. */
-static long elastic_free_piece(const struct elastic_model *model, long end, unsigned place, unsigned count) {
+static long elastic_free_piece(const struct elastic_model *model, long end, struct elastic_run run) {
   for (long granule = end - 1; granule >= 0; granule--) {
     size_t free_cells = 0, all = (size_t)model->pieces[granule] * ELASTIC_GRANULE_CELLS;
     for (size_t i = 0; i < all; i++)
       free_cells += model->cells[(size_t)granule * ELASTIC_GRANULE_CELLS + i] == ELASTIC_FREE;
-    if (all > 0 && free_cells == all && !elastic_beside(model, (unsigned)granule, place, count))
+    if (all > 0 && free_cells == all && !elastic_beside(model, (unsigned)granule, run))
       return granule;
   }
   return -1;
 }
 
-/* Leaves what is free beside a run of count granules from place on; count 0: there is no such run. */
-static void elastic_trim(struct elastic_model *model, unsigned keep, unsigned place, unsigned count) {
+/* Leaves what is free beside the run. */
+static void elastic_trim(struct elastic_model *model, unsigned keep, struct elastic_run run) {
   for (long end = ELASTIC_GRANULES; elastic_held(model) > keep && !model->unfenced;) {
-    end = elastic_free_piece(model, end, place, count);
+    end = elastic_free_piece(model, end, run);
     if (end < 0)
       return;
     elastic_fill(model, (unsigned)end, model->pieces[end], ELASTIC_UNMAPPED);
@@ -168,7 +185,10 @@ static bool elastic_give_excess(struct elastic_model *model, size_t cells) {
   if (count == 0 || elastic_count(model, ELASTIC_FREE) < (size_t)count * ELASTIC_GRANULE_CELLS ||
       (held + count) * granule_bytes <= most + most / 128 || 2 * (model->moved_granules + charge) > held)
     return false;
-  elastic_trim(&tried, (unsigned)held - count, granule, count);
+  struct elastic_run run = {granule, count, ELASTIC_BEFORE};
+  while (!elastic_run_serves(model, run, cells))
+    run.sides++;
+  elastic_trim(&tried, (unsigned)held - count, run);
   if (elastic_held(&tried) > held - count)
     return false;
   *model = tried;
@@ -177,23 +197,29 @@ static bool elastic_give_excess(struct elastic_model *model, size_t cells) {
 }
 
 /* Gives free pieces back, so that the limit allows need more, if they are enough. */
-static bool elastic_give_for(struct elastic_model *model, unsigned need, unsigned place, unsigned count) {
+static bool elastic_give_for(struct elastic_model *model, unsigned need, struct elastic_run run) {
   struct elastic_model tried = *model;
   if (need > model->limit || elastic_held(model) <= model->limit - need)
     return false;
-  elastic_trim(&tried, model->limit - need, place, count);
+  elastic_trim(&tried, model->limit - need, run);
   if (elastic_held(&tried) > model->limit - need)
     return false;
   *model = tried;
   return true;
 }
 
-/* At the limit, free pieces are given back to make room elsewhere: beside a hole, or else for the whole block. */
+/* At the limit, free pieces are given back to make room elsewhere: for the shortest run of granules for which they are
+ * enough, beside a hole, or else for the whole block. */
 static bool elastic_move(struct elastic_model *model, size_t cells) {
   unsigned need = (unsigned)((cells + ELASTIC_GRANULE_CELLS - 1) / ELASTIC_GRANULE_CELLS);
-  unsigned granule, count = elastic_place(model, cells, &granule);
-  bool given = (count > 0 && elastic_give_for(model, count, granule, count)) || elastic_give_for(model, need, 0, 0);
-  return given && elastic_grow(model, cells, false);
+  bool given = false;
+  struct elastic_run run, none = {0, 0, 0};
+  for (run.count = 1; run.count < need; run.count++)
+    for (run.granule = 0; run.granule + run.count <= ELASTIC_GRANULES; run.granule++)
+      for (run.sides = ELASTIC_BEFORE; run.sides <= ELASTIC_BOTH; run.sides++)
+        given = given || (elastic_unmapped(model, run.granule, run.count) && elastic_run_serves(model, run, cells) &&
+                          elastic_give_for(model, run.count, run));
+  return (given || elastic_give_for(model, need, none)) && elastic_grow(model, cells, false);
 }
 
 static void elastic_synchronize(struct elastic_model *model) {
@@ -287,7 +313,7 @@ static void elastic_step(struct elastic_model *model, struct mam_pool *pool, con
     elastic_step_malloc(model, pool, 1 + value % (ELASTIC_MEMORY_GRANULES * ELASTIC_GRANULE_CELLS));
     break;
   case 4:
-    elastic_trim(model, operation[0] & 8 ? 0 : keep, 0, 0);
+    elastic_trim(model, operation[0] & 8 ? 0 : keep, (struct elastic_run){0, 0, 0});
     MODEL_REQUIRE(pool_trim(pool, POOL_ANY_ID, operation[0] & 8 ? 0 : keep * (size_t)SOURCE_GRANULARITY_BYTES, false) ==
                   cudaSuccess);
     break;
