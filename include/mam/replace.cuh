@@ -12,7 +12,8 @@
  * In device code malloc, free, __nv_aligned_device_malloc and the operators are functions of this header: by name, by
  * address and by std::.  In host code they are unchanged.  A kernel may free only blocks of the heap that it uses.  The
  * host frees such blocks by MAM_HeapFree.  A request in a kernel without a heap returns NULL, and the first such
- * request prints a message.  If there is no room, new returns NULL and constructs nothing, as CUDA's own new does.
+ * request prints a message.  If there is no room, new returns NULL, and the constructor writes to address 0, as with
+ * CUDA's own new.  new (std::nothrow_t{}) constructs nothing then.
  *
  * The host names the heap for all files of the program at once.  It is the heap of the current device: a program on two
  * devices calls mam_replace_create with each device current.  Link with -lmam.

@@ -779,15 +779,18 @@ struct node {
 
 static __device__ INLINE unsigned node_bytes(unsigned depth) { return (unsigned)sizeof(node) + depth % 5 * 40; }
 
-/* Requests a node, and checks the address before it is used. */
-static __device__ __noinline__ node *node_new(const mam_device_heap &heap, const divergent_job &job, unsigned depth) {
-  void *block = mam_malloc(heap, node_bytes(depth));
+/* Checks a node's address before it is used. */
+static __device__ INLINE node *node_checked(void *block, const divergent_job &job) {
   uint64_t offset = (uint64_t)block - job.base;
   if (block == NULL || (offset < job.bytes && (uint64_t)block % 16 == 0))
     return (node *)block;
   count(&job.tally->wild, 1);
   job.tally->first_wild = (uint64_t)block;
   return NULL;
+}
+
+static __device__ __noinline__ node *node_new(const mam_device_heap &heap, const divergent_job &job, unsigned depth) {
+  return node_checked(mam_malloc(heap, node_bytes(depth)), job);
 }
 
 typedef node *builder(const mam_device_heap &heap, const divergent_job &job, unsigned depth, word id);
@@ -813,6 +816,42 @@ static __device__ __noinline__ unsigned tree_tear(const mam_device_heap &heap, n
     return wrong;
   wrong += tree_tear(heap, tree->left, 2 * id) + tree_tear(heap, tree->right, 2 * id + 1);
   mam_free(heap, tree);
+  return wrong;
+}
+
+/* The same with a loop down the right side: each of the two functions calls itself within a loop, in which it allocates
+ * or frees. */
+static __device__ __noinline__ node *tree_build_along(const mam_device_heap &heap, const divergent_job &job,
+                                                      unsigned depth, word id) {
+  node *top = NULL, *above = NULL;
+  for (;; depth--, id = 2 * id + 1) {
+    node *tree = node_checked(mam_malloc(heap, node_bytes(depth)), job);
+    if (tree == NULL)
+      break;
+    tree->id = id;
+    tree->right = NULL;
+    tree->left = depth > 0 ? tree_build_along(heap, job, depth - 1, 2 * id) : NULL;
+    if (above != NULL)
+      above->right = tree;
+    else
+      top = tree;
+    if (depth == 0 || id % 5 == 0)
+      break;
+    above = tree;
+  }
+  return top;
+}
+
+static __device__ __noinline__ unsigned tree_tear_along(const mam_device_heap &heap, node *tree, word id) {
+  unsigned wrong = 0;
+  for (; tree != NULL; id = 2 * id + 1) {
+    if (tree->id != id)
+      return wrong + 1;
+    wrong += tree_tear_along(heap, tree->left, 2 * id);
+    node *right = tree->right;
+    mam_free(heap, tree);
+    tree = right;
+  }
   return wrong;
 }
 
@@ -864,7 +903,9 @@ static __device__ INLINE void recursion_turns(const mam_device_heap &heap, const
     word id = 1 + (thread_in_grid() + round) % 65536;
     if (id % 8 == 0)
       continue;
-    wrong += tree_tear(heap, tree_build(heap, job, id % 3 == 0 ? depth / 2 : depth, id), id);
+    unsigned levels = id % 3 == 0 ? depth / 2 : depth;
+    node *tree = round % 2 == 0 ? tree_build(heap, job, levels, id) : tree_build_along(heap, job, levels, id);
+    wrong += round / 2 % 2 == 0 ? tree_tear(heap, tree, id) : tree_tear_along(heap, tree, id);
   }
   count(&job.tally->changed, wrong);
 }

@@ -100,6 +100,22 @@ START_TEST(request_larger_than_the_heap_is_served) {
 }
 END_TEST
 
+/* No growth is waited for that can never be enough. */
+START_TEST(request_larger_than_any_heap_is_refused_at_once) {
+  static const size_t sizes[] = {SIZE_MAX, SIZE_MAX - 4094, SIZE_MAX - 4095, SIZE_MAX / 2 + 1, (size_t)1 << 44};
+  struct gpu_heap heap = grower_new(&origins[0], 4 * MIB, 256 * MIB);
+  unsigned long long *slot = gpu_heap_slots(1);
+  struct gpu_heap_tally *tally = gpu_heap_tally_new();
+  double begin_ms = now_ms();
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    GPU_OK(gpu_heap_ask(heap.handle, sizes[i], slot, tally, NULL));
+  gpu_heap_sound(tally);
+  ck_assert_uint_eq(tally->served, 0);
+  ck_assert_uint_eq(tally->refused[MAM_HEAP_TOO_LARGE], sizeof sizes / sizeof *sizes);
+  ck_assert_double_lt(now_ms() - begin_ms, 1000);
+}
+END_TEST
+
 /* At the limit requests fail, and further ones fail at once: the kernel is not slower than in a heap that cannot
  * grow. */
 START_TEST(growth_stops_at_its_limit_and_the_heap_answers) {
@@ -216,6 +232,7 @@ static Suite *heap_grow_suite(void) {
   tcase_add_test(growth, heaps_that_grow_come_and_go);
   TCase *large = gpu_heap_case_add(suite, "one large request");
   tcase_add_loop_test(large, request_larger_than_the_heap_is_served, 0, ORIGINS);
+  tcase_add_test(large, request_larger_than_any_heap_is_refused_at_once);
   return suite;
 }
 

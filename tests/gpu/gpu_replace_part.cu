@@ -20,7 +20,11 @@ struct alignas(128) part_line {
 static __global__ void leave_kernel(void **blocks) {
   blocks[4 * threadIdx.x] = malloc(24);
   blocks[4 * threadIdx.x + 1] = new long[7];
+#ifdef PLAIN /* CUDA has no such operator */
   blocks[4 * threadIdx.x + 2] = new part_line;
+#else
+  blocks[4 * threadIdx.x + 2] = threadIdx.x % 2 != 0 ? new part_line : new (std::nothrow_t{}) part_line;
+#endif
   blocks[4 * threadIdx.x + 3] = __nv_aligned_device_malloc(100, 1024);
 }
 

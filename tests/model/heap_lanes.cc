@@ -22,6 +22,7 @@ static void lane_rest();
 static uint32_t draw(uint32_t bound);
 static uint32_t lane_gather(int site);
 static const uint64_t *lane_meet(int site, uint32_t mask, uint64_t value);
+static void lane_sync(int site, const char *function, uint32_t mask);
 static uint32_t lane_match(int site, uint32_t mask, uint64_t value);
 static uint64_t lane_shuffle(int site, uint32_t mask, uint64_t value, unsigned from);
 static uint32_t lane_ballot(int site, uint32_t mask, bool value);
@@ -39,7 +40,7 @@ static uint32_t mam__multiprocessor();
 static uint32_t mam__warp_number();
 
 #define __activemask() lane_gather(__LINE__)
-#define __syncwarp(mask) ((void)lane_meet(__LINE__, mask, 0))
+#define __syncwarp(mask) lane_sync(__LINE__, __func__, mask)
 #define __match_any_sync(mask, value) lane_match(__LINE__, mask, (uint64_t)(value))
 #define __shfl_sync(mask, value, from) lane_shuffle(__LINE__, mask, (uint64_t)(value), (unsigned)(from))
 #define __ballot_sync(mask, value) lane_ballot(__LINE__, mask, value)
@@ -63,6 +64,7 @@ enum lane_state { GOES_ON, IS_AT_A_GATHERING, IS_AT_A_COLLECTIVE };
 
 struct lane {
   lane_state state;
+  bool alone;    /* it makes the collectives of an exchange without the other lanes, until the vote */
   int site;      /* the line at which it waits */
   uint32_t mask; /* of its collective, or of the lanes that it gathered with */
   uint64_t value, values[LANES];
@@ -151,6 +153,15 @@ static const uint64_t *lane_meet(int site, uint32_t mask, uint64_t value) {
   return lanes[coroutine_running].values;
 }
 
+/* In mam__mask_one_u64 a lane may make the collectives although others of its mask are missing, as it may on a GPU
+ * beside lanes of another set (atomics.h).  Then the shuffle brings nothing, and the vote says that it is alone. */
+static void lane_sync(int site, const char *function, uint32_t mask) {
+  lane &self = lanes[coroutine_running];
+  self.alone = strcmp(function, "mam__mask_one_u64") == 0 && mask != mam__lane_self() && draw(4) == 0;
+  if (!self.alone)
+    (void)lane_meet(site, mask, 0);
+}
+
 static uint32_t lane_match(int site, uint32_t mask, uint64_t value) {
   const uint64_t *values = lane_meet(site, mask, value);
   uint32_t alike = 0;
@@ -162,10 +173,16 @@ static uint32_t lane_match(int site, uint32_t mask, uint64_t value) {
 static uint64_t lane_shuffle(int site, uint32_t mask, uint64_t value, unsigned from) {
   if (from >= LANES || (mask >> from & 1) == 0)
     fault("a shuffle from a lane that is not in its mask");
+  if (lanes[coroutine_running].alone)
+    return draw(2) == 0 ? 0 : UINT64_C(0x0123456789ABCDEF);
   return lane_meet(site, mask, value)[from];
 }
 
 static uint32_t lane_ballot(int site, uint32_t mask, bool value) {
+  if (lanes[coroutine_running].alone) {
+    lanes[coroutine_running].alone = false;
+    return mam__lane_self();
+  }
   const uint64_t *values = lane_meet(site, mask, value);
   uint32_t set = 0;
   for (int i = 0; i < LANES; i++)

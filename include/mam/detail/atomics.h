@@ -437,14 +437,21 @@ MAM__INLINE mam__u32 mam__ones_u64(mam__u64 value) { return (mam__u32)__builtin_
  * 1. At once.  Between __activemask() and a match or a vote lies nothing but arithmetic.  The lanes that __activemask()
  *    names, and no others, make the collective.  __activemask() is used for nothing else: it says which lanes are here,
  *    not which will come.
- * 2. Later.  The mask is a value of each lane, made by mam__mask_of.  The compiler compares it between the lanes that
- * are here, and serves the lanes of each mask by themselves.  All lanes of one mask take the same branches to the
- *    collective, or lanes that leave are taken out of the mask, by arithmetic that all of them do alike.
+ * 2. Later.  All lanes of one mask take the same branches to the collective, or lanes that leave are taken out of the
+ *    mask, by arithmetic that all of them do alike.  The collective is a shuffle, and it is made again until all lanes
+ *    of the mask made it together.
  *
- * The second needs mam__mask_of.  ptxas (13.0) assumes that the result of a vote, and sometimes that of a match, is the
- * same in all lanes that run together.  That is true until lanes part.  After that ptxas compiles the collective for
- * the mask of one lane, and a lane of another set beside it reads a lane that has not arrived.  (An atomic operation
- * under a predicate does not help: ptxas makes a branch of it.) */
+ * Why again: ptxas (13.0) may assume that a mask is the same in all lanes that run together, whatever it is made of.
+ * It assumes it of votes, of some matches, and of everything in a function that calls itself within a loop.  It then
+ * looks if the mask of one lane is here, and if so lets all lanes that are here make the collective.  A lane of another
+ * set beside it reads a lane that has not arrived, and a vote or a reduction mixes the sets.  So no vote and no
+ * reduction is made later in code that becomes a part of the program's functions.  A shuffle is right for each set of
+ * which all lanes are here, and a vote beside it, made by the same lanes, says which are.  A lane that finds one
+ * missing makes both again.  The sets that were complete have left then, and in the end ptxas's look fails, and the
+ * hardware waits for the lane that is missing.
+ *
+ * libmam's own functions do not call themselves.  There mam__mask_of is enough: ptxas compares a mask that has the
+ * lane's own bit from a register of its own. */
 struct mam__lanes {
   mam__u32 mask, rank, count;
 };
@@ -468,11 +475,33 @@ MAM__INLINE struct mam__lanes mam__lanes_alone(void) {
 }
 /* All of the lanes come here.  What each did before comes before what any of them does after. */
 MAM__INLINE void mam__lanes_sync(struct mam__lanes lanes) { __syncwarp(lanes.mask); }
-/* The first lane's value, for all of the lanes, which all come here.  What the first lane did and saw before comes
- * before what the others do after; a shuffle alone orders no memory. */
+/* Whether the lanes of the mask that make this vote with the calling one are all of them.  The condition is always
+ * true, but the compiler does not know that: else it would not ask. */
+MAM__INLINE int mam__mask_is_here(mam__u32 mask) {
+  mam__u32 here;
+#ifdef __CUDA_ARCH__
+  asm volatile("{ .reg .pred is; setp.ne.u32 is, %1, 0; vote.sync.ballot.b32 %0, is, %1; }"
+               : "=r"(here)
+               : "r"(mask)
+               : "memory");
+#else
+  here = __ballot_sync(mask, mask != 0);
+#endif
+  return (mask & ~here) == 0;
+}
+/* A lane's value, for all lanes of the mask, which all come here.  What that lane did and saw before comes before what
+ * the others do after; a shuffle alone orders no memory. */
+MAM__INLINE mam__u64 mam__mask_one_u64(mam__u32 mask, mam__u64 value, mam__u32 lane) {
+  mam__u64 one;
+  MAM__LOOP
+  do {
+    __syncwarp(mask);
+    one = __shfl_sync(mask, value, (int)lane);
+  } while (!mam__mask_is_here(mask));
+  return one;
+}
 MAM__INLINE mam__u64 mam__mask_first_u64(mam__u32 mask, mam__u64 value) {
-  __syncwarp(mask);
-  return __shfl_sync(mask, value, (int)mam__lowest_u32(mask));
+  return mam__mask_one_u64(mask, value, mam__lowest_u32(mask));
 }
 MAM__INLINE mam__u32 mam__mask_first_u32(mam__u32 mask, mam__u32 value) {
   __syncwarp(mask);

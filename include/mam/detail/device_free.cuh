@@ -31,16 +31,24 @@ MAM__OUTLINE void mam__free_wrong(struct mam__heap_control *control, mam__u64 *w
     MAM__OUT_OF_SIGHT(mam__word_follow)(word, bits & ~wrong, old, area);
 }
 
-/* The or of the bits of all lanes of a group. */
-MAM__INLINE mam__u32 mam__lanes_or(mam__u32 group, mam__u32 bits) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_or_sync(group, bits);
-#else
+/* The or of the bits of all lanes of the calling lane's group.  All lanes that are here come, and each reduction is
+ * made by all of them, for one group after the other.  firsts: the groups' first lanes. */
+MAM__INLINE mam__u32 mam__lanes_or(mam__u32 here, mam__u32 firsts, mam__u32 group, mam__u32 bits) {
   mam__u32 all = 0;
-  for (mam__u32 rest = group; rest != 0; rest &= rest - 1)
-    all |= __shfl_sync(group, bits, (int)mam__lowest_u32(rest));
-  return all;
+#if __CUDA_ARCH__ >= 800
+  for (; firsts != 0; firsts &= firsts - 1) {
+    mam__u32 first = mam__lowest_u32(firsts), is_mine = group >> first & 1;
+    mam__u32 sum = __reduce_or_sync(here, is_mine != 0 ? bits : 0);
+    all = is_mine != 0 ? sum : all;
+  }
+#else
+  (void)firsts;
+  for (mam__u32 rest = here; rest != 0; rest &= rest - 1) {
+    mam__u32 lane = mam__lowest_u32(rest), other = __shfl_sync(here, bits, (int)lane);
+    all |= (group >> lane & 1) != 0 ? other : 0;
+  }
 #endif
+  return all;
 }
 
 /* Lanes of more groups than this free their chunks each by itself. */
@@ -59,12 +67,11 @@ static __device__ __forceinline__ void mam_free(mam_device_heap heap, void *bloc
   mam__u64 *word = &mam__heap_words(&heap)[bit.word]; /* its address: lanes may free in several heaps */
   mam__u32 here = __activemask(), group = __match_any_sync(here, (mam__u64)word), bits = 1u << bit.bit;
   /* Groups take turns where one lane of each acts alone.  So if there are many small groups, each lane acts for itself.
-   * Between the match and this vote, and between the vote and the barrier, lies nothing but arithmetic, so the same
-   * lanes come to all three, and the vote's number is the same for all of them. */
-  int groups = (int)mam__ones_u32(__ballot_sync(here, (group & mam__lane_below()) == 0));
+   * From the match to the reductions the lanes that are here do not part: what decides is the same for all of them. */
+  mam__u32 firsts = __ballot_sync(here, (group & mam__lane_below()) == 0);
   __syncwarp(here); /* what the lanes wrote to their blocks comes before the first lane's release */
-  if (groups <= MAM__FREE_GROUPS) {
-    bits = mam__lanes_or(mam__mask_of(group), bits);
+  if (mam__ones_u32(firsts) <= MAM__FREE_GROUPS) {
+    bits = mam__lanes_or(here, firsts, group, bits);
     if ((group & mam__lane_below()) != 0)
       return;
   }

@@ -99,7 +99,9 @@ MAM__OUTLINE void *mam__malloc_pages(mam__u32 home, struct mam__heap_control *co
       return block;
     MAM__FORGET_ADDRESS(bytes); /* what is computed from it is not kept over the calls */
     mam__u64 pages = ((mam__u64)bytes + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
-    plea = pages < MAM__NO_PAGE ? MAM__OUT_OF_SIGHT(mam__growth_await)(&control->growth, (mam__u32)pages, plea) : 0;
+    /* 0 pages: the bytes were rounded past the end of the numbers */
+    plea = pages - 1 < MAM__NO_PAGE - 1 ? MAM__OUT_OF_SIGHT(mam__growth_await)(&control->growth, (mam__u32)pages, plea)
+                                        : 0;
     if (plea == 0) {
       mam__failed(control, home, 1);
       break;
@@ -226,9 +228,7 @@ MAM__INLINE void *mam__malloc_kind(const mam_device_heap &heap, mam__u32 home, m
   if (few && rank == 0) /* acquire: as in mam__slot_take; this addition is the part that every kernel has */
     old = mam__add_acquire_u64(mam__slot_at(heap.control, slot), count);
   /* All lanes that were here come to this exchange, whatever their group.  Groups by themselves would take turns. */
-  here = mam__mask_of(here);
-  __syncwarp(here); /* what a group's first lane acquired comes before what the others do with their chunks */
-  old = __shfl_sync(here, old, (int)mam__lowest_u32(group));
+  old = mam__mask_one_u64(here, old, mam__lowest_u32(group));
   mam__u32 ticket = (mam__u32)(old & MAM__SLOT_TICKETS), mine = ticket + rank;
   if (mine >> chunks_log2 == 0)
     return (void *)(mam__slot_address(old) + ((mam__u64)(mine * multiple) << (shift + 4)));
@@ -240,7 +240,7 @@ MAM__INLINE void *mam__malloc_kind(const mam_device_heap &heap, mam__u32 home, m
     wanted |= MAM__REST_WHOLE;
   chunks_log2 = few ? chunks_log2 : mam__whole_chunks_log2(count, shift, chunks_log2);
   mam__u32 prior = mam__heap_page(&heap, old);
-  group = mam__lanes_without(mam__mask_of(group), ticket, 1u << chunks_log2);
+  group = mam__lanes_without(mam__mask_of(group), ticket, 1u << chunks_log2); /* so ptxas keeps fewer registers */
   return mam__malloc_more(heap, wanted, slot | chunks_log2 << MAM__REST_CHUNKS, prior, group);
 }
 

@@ -93,6 +93,16 @@ MAM__REPLACED void *operator new(size_t bytes, const std::nothrow_t &) noexcept 
 MAM__REPLACED void *operator new[](size_t bytes, const std::nothrow_t &) noexcept { return operator new[](bytes); }
 MAM__REPLACED void operator delete(void *block, const std::nothrow_t &) noexcept { free(block); }
 MAM__REPLACED void operator delete[](void *block, const std::nothrow_t &) noexcept { free(block); }
+#ifdef __cpp_aligned_new
+MAM__REPLACED void *operator new(size_t bytes, std::align_val_t alignment, const std::nothrow_t &) noexcept {
+  return operator new(bytes, alignment);
+}
+MAM__REPLACED void *operator new[](size_t bytes, std::align_val_t alignment, const std::nothrow_t &) noexcept {
+  return operator new[](bytes, alignment);
+}
+MAM__REPLACED void operator delete(void *block, std::align_val_t, const std::nothrow_t &) noexcept { free(block); }
+MAM__REPLACED void operator delete[](void *block, std::align_val_t, const std::nothrow_t &) noexcept { free(block); }
+#endif
 #endif
 #pragma nv_diagnostic pop
 #endif

@@ -124,7 +124,7 @@ MAM__OUTLINE mam_warp *mam__warp_open(struct mam__heap_control *control, mam_war
 
 static __device__ __forceinline__ mam_warp *mam_warp_start_lanes(mam_device_heap heap, unsigned lanes,
                                                                  mam_warp_options options, mam_heap_status *why) {
-  lanes = mam__mask_of(lanes); /* all of these lanes come here, and to the exchange below */
+  /* All of these lanes come here, and to the exchange below. */
   mam__u32 leader = 31 - mam__leading_zeros_u32(lanes);
   mam_warp *warp = 0;
   if (mam__warp_lane() == leader) {
@@ -134,8 +134,7 @@ static __device__ __forceinline__ mam_warp *mam_warp_start_lanes(mam_device_heap
     if (warp == 0)
       warp = MAM__OUT_OF_SIGHT(mam__warp_open)(heap.control, options, lanes, park);
   }
-  __syncwarp(lanes); /* the header is ready for all of them */
-  warp = (mam_warp *)__shfl_sync(lanes, (mam__u64)warp, (int)leader);
+  warp = (mam_warp *)mam__mask_one_u64(lanes, (mam__u64)warp, leader); /* the header is ready for all of them */
   if (why != 0)
     *why = warp != 0 ? MAM_HEAP_OK : heap.control == 0 ? MAM_HEAP_BAD : MAM_HEAP_FULL;
   return warp;
