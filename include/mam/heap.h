@@ -62,7 +62,7 @@ typedef struct MAM_HeapOptions {
  *
  * cudaSuccess                    *heap is the new heap
  * cudaErrorInvalidValue          heap is NULL, an option is out of its range (MAM_LastError says which), or bytes is
- *                                too little for a heap on this GPU, or more than some 3 TiB
+ *                                too little for a heap on this GPU, or more than 3 TiB
  * cudaErrorInvalidResourceHandle there is no such pool
  * cudaErrorMemoryAllocation      the pool has no such piece, or the host has no memory or, with grow_bytes, no thread;
  *                                or the process has 65,535 heaps

@@ -122,12 +122,18 @@ give_back:
   return error;
 }
 
+/* No GPU has as much. */
+static const size_t heap_most_bytes = (size_t)3 << 40;
+
 static cudaError_t check_options(const MAM_HeapOptions *options) {
   if (options->struct_size != sizeof *options)
     return error_set(cudaErrorInvalidValue, "struct_size %zu is not sizeof(MAM_HeapOptions)", options->struct_size);
   if (options->bytes < HEAP_LEAST_BYTES)
     return error_set(cudaErrorInvalidValue, "a heap of %zu bytes is too small: the least size is %d bytes",
                      options->bytes, HEAP_LEAST_BYTES);
+  if (options->bytes > heap_most_bytes)
+    return error_set(cudaErrorInvalidValue, "a heap of %zu bytes is too large: the largest size is %zu bytes",
+                     options->bytes, heap_most_bytes);
   if (options->limit_bytes != 0 && options->limit_bytes < options->bytes)
     return error_set(cudaErrorInvalidValue, "limit_bytes %zu is less than bytes %zu", options->limit_bytes,
                      options->bytes);

@@ -556,6 +556,7 @@ END_TEST
 START_TEST(options_are_checked) {
   static const MAM_HeapOptions wrong[] = {{sizeof(MAM_HeapOptions) - 8, MIB, 0, 0, 0, 0},
                                           {sizeof(MAM_HeapOptions), 1000, 0, 0, 0, 0},
+                                          {sizeof(MAM_HeapOptions), (size_t)4 << 40, 0, 0, 0, 0},
                                           {sizeof(MAM_HeapOptions), MIB, KIB, 0, 0, 0},
                                           {sizeof(MAM_HeapOptions), MIB, 0, MIB, 0, 0},
                                           {sizeof(MAM_HeapOptions), MIB, MIB, MIB, 0, 0},
