@@ -331,6 +331,10 @@ void large_miss(struct front *front, const struct front_request *request, struct
 cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                          uintptr_t *address);
 
+/* By all means of the pool.  CUDA_ERROR_NOT_READY: as above. */
+cudaError_t large_take_any(struct front *front, const struct front_request *request, struct miss *miss,
+                           uintptr_t *address);
+
 /* What the pool is asked for. */
 struct pool_order large_order(const struct front_request *request, enum pool_effort effort, const struct miss *miss);
 

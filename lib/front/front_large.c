@@ -240,6 +240,11 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   return error == cudaSuccess ? large_receive(front, request, &block, miss, address) : error;
 }
 
+cudaError_t large_take_any(struct front *front, const struct front_request *request, struct miss *miss,
+                           uintptr_t *address) {
+  return large_take(front, request, POOL_TAKE_ANY, (struct growth){0, 0}, miss, address);
+}
+
 /* The pool has nothing free for a size that the shelf could serve with a fence.  Returns true if that was so TIGHT_MOST
  * times in a row. */
 static bool tight_for_long(struct front *front, const struct miss *miss) {
@@ -303,5 +308,5 @@ cudaError_t large_malloc(struct front *front, const struct front_request *reques
     return cudaSuccess;
   if (request->tag != NULL)
     shelf_drop_misfit(front, front_whole(front, request->size), request->tag);
-  return large_take(front, request, POOL_TAKE_ANY, no_growth, miss, address);
+  return large_take_any(front, request, miss, address);
 }

@@ -12,7 +12,7 @@
  * is live.  If there is more, some thread has it in hand, and this one lets all go on for a moment and tries again.
  *
  * What other threads have freed meanwhile may wait for the GPU.  So if nothing is in hand, the thread waits for the GPU
- * as long as a wait may help, and searches again.
+ * as long as a wait may help, tries all that an allocation tries, and searches again.
  *
  * The numbers are those of the moment of the search.  What the depot and the pool have given out is read under the lock
  * under which they are searched, and no thread counts a block as live while its front is held still.  So a block that
@@ -99,9 +99,11 @@ cudaError_t last_malloc(struct front *front, const struct front_request *request
       wait_more(&wait);
     } else if (search.waits && waits > 0) {
       cudaError_t error = pool_await_gpu(miss->pool, miss->generation, request->size);
-      if (error != cudaSuccess && error != cudaErrorMemoryAllocation)
+      if (error == cudaSuccess) /* other pools may have free memory now, too, and this one grows then */
+        error = large_take_any(front, request, miss, address);
+      again = error == (cudaError_t)CUDA_ERROR_NOT_READY;
+      if (!again && error != cudaErrorMemoryAllocation)
         return error;
-      again = error == cudaSuccess;
       end_ns = now_ns() + IN_HAND_NS;
       waits--;
     }

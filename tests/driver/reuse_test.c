@@ -480,6 +480,37 @@ START_TEST(allocation_waits_when_no_memory_is_left) {
 }
 END_TEST
 
+/* Two pools share a full device.  What both have free waits for a kernel, and after that one grows by what the other
+ * gives back. */
+START_TEST(allocation_waits_for_what_another_pool_can_give_back) {
+  enum { small_bytes = 30 * KIB, small_most = 256, large_most = 256 };
+  MAM_PoolOptions options = options_with(2 * MIB);
+  char *smalls[small_most], *larges[large_most];
+  void *pointer;
+  size_t small_count = 0, large_count = 0;
+  options.context = use_primary(0);
+  options.source = MAM_SOURCE_VMM;
+  fake_set_capacity(256 * MIB);
+  options.limit_bytes = 128 * MIB;
+  MAM_Pool pool = pool_with(options);
+  options.limit_bytes = 256 * MIB;
+  MAM_Pool other = pool_with(options);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  smalls[small_count++] = block_of(pool, small_bytes);
+  while (large_count < large_most && MAM_PoolMalloc(other, &pointer, 2 * MIB) == cudaSuccess)
+    larges[large_count++] = pointer;
+  while (small_count < small_most && MAM_PoolMalloc(pool, &pointer, small_bytes) == cudaSuccess)
+    smalls[small_count++] = pointer;
+  run_kernel(stream, smalls[0], small_bytes);
+  run_kernel(stream, larges[0], 2 * MIB);
+  for (size_t i = 0; i < large_count; i++)
+    OK(MAM_CudaFree(larges[i]));
+  OK(MAM_CudaFree(smalls[0]));
+  (void)block_of(pool, _i == 0 ? 32 * KIB : 40000);
+  ck_assert_uint_eq(fake_waits(), 1);
+}
+END_TEST
+
 /* The driver runs fences one after another, so many frees share one. */
 START_TEST(fences_are_far_fewer_than_frees) {
   enum { rounds = 4000 };
@@ -1353,6 +1384,7 @@ int main(void) {
   tcase_add_loop_test(waiting, nobody_waits_while_memory_is_left, 0, size_count);
   tcase_add_test(waiting, memory_comes_back_without_waiting_when_kernels_have_ended);
   tcase_add_loop_test(waiting, allocation_waits_when_no_memory_is_left, 0, 2);
+  tcase_add_loop_test(waiting, allocation_waits_for_what_another_pool_can_give_back, 0, 2);
   tcase_add_loop_test(waiting, fences_are_far_fewer_than_frees, 0, 2);
   tcase_add_loop_test(waiting, what_has_room_is_served_beside_kernels, 0, trade_size_count * trade_way_count);
   tcase_add_loop_test(streams, same_stream_takes_memory_at_once, 0, size_count);
