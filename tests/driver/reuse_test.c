@@ -1116,7 +1116,7 @@ START_TEST(what_has_room_is_served_beside_kernels) {
     OK(MAM_CudaFree(last[i]));
   trade.left = trade_spare;
   trade_with_threads(&trade);
-#ifndef __SANITIZE_THREAD__ /* there a thread may have a block in hand for longer than others wait for it */
+#ifndef __SANITIZE_THREAD__ /* there a thread may have a block in hand for longer than others wait */
   ck_assert_uint_eq(trade.refused, 0);
 #endif
 }
