@@ -1028,7 +1028,12 @@ END_TEST
  */
 
 enum trade_way { trade_plain, trade_tagged, trade_on_a_stream, trade_in_pieces, trade_way_count };
-enum { trade_size_count = 3, trade_spare = 4, trade_calls = 20000 };
+enum { trade_size_count = 3, trade_spare = 4 };
+#ifdef __SANITIZE_THREAD__
+enum { trade_calls = 2000 };
+#else
+enum { trade_calls = 20000 };
+#endif
 static const size_t trade_sizes[trade_size_count] = {8192, 40000, MIB};
 
 /* Threads trade a few blocks in a pool that is full otherwise. */
