@@ -450,8 +450,8 @@ MAM__INLINE mam__u32 mam__ones_u64(mam__u64 value) { return (mam__u32)__builtin_
  * missing makes both again.  The sets that were complete have left then, and in the end ptxas's look fails, and the
  * hardware waits for the lane that is missing.
  *
- * libmam's own functions do not call themselves.  There mam__mask_of is enough: ptxas compares a mask that has the
- * lane's own bit from a register of its own. */
+ * libmam's own functions do not call themselves.  There mam__mask_of is enough: ptxas compares a mask to which the
+ * lane's own bit was added. */
 struct mam__lanes {
   mam__u32 mask, rank, count;
 };
