@@ -281,7 +281,7 @@ enum pool_look pool_look(struct mam_pool *pool, uint64_t default_id, uint64_t *m
 void pool_abandon_gone(void);
 
 /* size > 0 bytes at *address, of a pool without fronts.  default_id as for pool_close, POOL_ANY_ID if it does not
- * matter. site: where in the program.  cudaErrorInvalidResourceHandle, without an error text, if it is not that pool
+ * matter.  site: where in the program.  cudaErrorInvalidResourceHandle, without an error text, if it is not that pool
  * (any more). */
 #define POOL_ANY_ID UINT64_MAX
 cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site, void **address);

@@ -85,7 +85,7 @@ judge() {
 registers_check() {
   sm=$1 least=4 most=48
   [ "$sm" -gt 90 ] || most=56
-  [ "$sm" -ne 75 ] || most=64 # its multiprocessors have as many for each of the 1,024 threads that they run
+  [ "$sm" -ne 75 ] || most=58 # its multiprocessors have 64 for each of the 1,024 threads that they run
   for try in 4 5 6 7 8 9 10; do
     used=$("$NVCC" -arch="sm_$sm" -O3 -DLIVE_ALONE -DLIVE="$try" -Xptxas -v -cubin -o "$work/object.cubin" "$source" 2>&1 |
       sed -n 's/.*Used \([0-9]*\) registers.*/\1/p')
