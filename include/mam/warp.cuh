@@ -40,10 +40,10 @@ typedef struct mam_warp mam_warp;
  * superblock. */
 static __device__ mam_warp *mam_warp_start(mam_device_heap heap);
 
-/* Starts a warp heap with other options for the given lanes: a bit for each lane of the warp.  Exactly these lanes make
- * the call, with the same arguments; with a lane that has ended, or that a small thread block does not have, the call
- * does not return.  why may be NULL.  Otherwise *why becomes MAM_HEAP_OK; MAM_HEAP_FULL if the device heap has no room;
- * or MAM_HEAP_BAD if heap is no handle of a heap. */
+/* Starts a warp heap with other options for the given lanes: a bit for each lane of the warp.  All of these lanes make
+ * the call, with the same arguments, and no others.  Lanes that have ended, and those that a small thread block does
+ * not have, do not take part, as with __shfl_sync.  why may be NULL.  Otherwise *why becomes MAM_HEAP_OK; MAM_HEAP_FULL
+ * if the device heap has no room; or MAM_HEAP_BAD if heap is no handle of a heap. */
 static __device__ mam_warp *mam_warp_start_lanes(mam_device_heap heap, unsigned lanes, mam_warp_options options,
                                                  mam_heap_status *why);
 

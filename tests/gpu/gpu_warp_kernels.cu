@@ -69,7 +69,9 @@ static __device__ uint64_t ask(mam_warp *warp, unsigned bytes, struct gpu_warp_t
 
 static __device__ bool takes_part(const struct gpu_warp_traffic &traffic, unsigned thread) {
   unsigned mask = (thread / 32 + traffic.seed) * 0x9E3779B1u | 1u << (thread / 32 % 32);
-  return (traffic.lanes != GPU_WARP_SOME && traffic.lanes != GPU_WARP_PASSERS_BY) || (mask >> thread % 32 & 1) != 0;
+  bool by_mask =
+      traffic.lanes == GPU_WARP_SOME || traffic.lanes == GPU_WARP_FULL_MASK || traffic.lanes == GPU_WARP_PASSERS_BY;
+  return !by_mask || (mask >> thread % 32 & 1) != 0;
 }
 
 template <unsigned Size> static __device__ mam_warp *start_tile(mam_device_heap heap) {
@@ -90,6 +92,8 @@ static __device__ mam_warp *start(mam_device_heap heap, const struct gpu_warp_tr
     return start_tile<16>(heap);
   case GPU_WARP_TILES + 5:
     return start_tile<32>(heap);
+  case GPU_WARP_FULL_MASK:
+    return mam_warp_start_lanes(heap, 0xFFFFFFFF, traffic.options, NULL);
   default:
     return mam_warp_start_lanes(heap, __activemask(), traffic.options, NULL);
   }
@@ -133,7 +137,7 @@ static __device__ unsigned rounds_of(const struct gpu_warp_traffic &traffic, uns
 static __global__ void run_kernel(mam_device_heap heap, struct gpu_warp_traffic traffic, int keeps, uint64_t *headers,
                                   uint64_t *blocks, struct gpu_warp_tally *tally) {
   unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
-  if (thread >= traffic.threads)
+  if (thread >= traffic.threads || (!takes_part(traffic, thread) && traffic.lanes != GPU_WARP_PASSERS_BY))
     return;
   if (takes_part(traffic, thread)) {
     mam_warp *warp = start(heap, traffic);
@@ -148,8 +152,7 @@ static __global__ void run_kernel(mam_device_heap heap, struct gpu_warp_traffic 
       headers[thread] = (uint64_t)mam_warp_hand_over(warp);
     else
       mam_warp_end(warp);
-  } else if (traffic.lanes == GPU_WARP_SOME)
-    return;
+  }
   __syncwarp(__activemask()); /* passers-by */
 }
 
@@ -208,23 +211,28 @@ static __global__ void intrude_kernel(const uint64_t *headers, unsigned count_of
 
 /* ---- From the host ----------------------------------------------------------------------------------------------- */
 
-static unsigned grid_for(unsigned threads) { return (threads + threads_per_block - 1) / threads_per_block; }
+static unsigned block_for(struct gpu_warp_traffic traffic) {
+  return traffic.lanes == GPU_WARP_FULL_MASK ? 48 : threads_per_block;
+}
+static unsigned grid_for(struct gpu_warp_traffic traffic) {
+  return (traffic.threads + block_for(traffic) - 1) / block_for(traffic);
+}
 
 extern "C" cudaError_t NAME(run)(mam_device_heap heap, struct gpu_warp_traffic traffic, int keeps, uint64_t *headers,
                                  uint64_t *blocks, struct gpu_warp_tally *tally) {
-  run_kernel<<<grid_for(traffic.threads), threads_per_block>>>(heap, traffic, keeps, headers, blocks, tally);
+  run_kernel<<<grid_for(traffic), block_for(traffic)>>>(heap, traffic, keeps, headers, blocks, tally);
   return cudaGetLastError();
 }
 
 extern "C" cudaError_t NAME(check)(struct gpu_warp_traffic traffic, const uint64_t *headers, const uint64_t *blocks,
                                    struct gpu_warp_tally *tally) {
-  check_kernel<<<grid_for(traffic.threads), threads_per_block>>>(traffic, headers, blocks, tally);
+  check_kernel<<<grid_for(traffic), block_for(traffic)>>>(traffic, headers, blocks, tally);
   return cudaGetLastError();
 }
 
 extern "C" cudaError_t NAME(finish)(struct gpu_warp_traffic traffic, const uint64_t *headers,
                                     struct gpu_warp_tally *tally) {
-  finish_kernel<<<grid_for(traffic.threads), threads_per_block>>>(traffic, headers, tally);
+  finish_kernel<<<grid_for(traffic), block_for(traffic)>>>(traffic, headers, tally);
   return cudaGetLastError();
 }
 

@@ -83,9 +83,9 @@ static void traffic_is_served(struct gpu_warp_traffic traffic) {
 }
 
 static const unsigned all_lanes[] = {
-    GPU_WARP_TOGETHER,  GPU_WARP_SOME,      GPU_WARP_PASSERS_BY, GPU_WARP_ONE_BY_ONE, GPU_WARP_HALVES,
-    GPU_WARP_TIDY_LESS, GPU_WARP_END_EARLY, GPU_WARP_TILES,      GPU_WARP_TILES + 1,  GPU_WARP_TILES + 2,
-    GPU_WARP_TILES + 3, GPU_WARP_TILES + 4, GPU_WARP_TILES + 5,
+    GPU_WARP_TOGETHER,  GPU_WARP_SOME,      GPU_WARP_FULL_MASK, GPU_WARP_PASSERS_BY, GPU_WARP_ONE_BY_ONE,
+    GPU_WARP_HALVES,    GPU_WARP_TIDY_LESS, GPU_WARP_END_EARLY, GPU_WARP_TILES,      GPU_WARP_TILES + 1,
+    GPU_WARP_TILES + 2, GPU_WARP_TILES + 3, GPU_WARP_TILES + 4, GPU_WARP_TILES + 5,
 };
 
 START_TEST(lanes_are_served_however_they_come) { traffic_is_served(traffic_of(all_lanes[_i], usual)); }

@@ -445,10 +445,10 @@ MAM__INLINE mam__u32 mam__ones_u64(mam__u64 value) { return (mam__u32)__builtin_
  * It assumes it of votes, of some matches, and of everything in a function that calls itself within a loop.  It then
  * looks if the mask of one lane is here, and if so lets all lanes that are here make the collective.  A lane of another
  * set beside it reads a lane that has not arrived, and a vote or a reduction mixes the sets.  So no vote and no
- * reduction is made later in code that becomes a part of the program's functions.  A shuffle is right for each set of
- * which all lanes are here, and a vote beside it, made by the same lanes, says which are.  A lane that finds one
- * missing makes both again.  The sets that were complete have left then, and in the end ptxas's look fails, and the
- * hardware waits for the lane that is missing.
+ * reduction is made later in code that becomes a part of the program's functions, but for mam__mask_alive.  A shuffle
+ * is right for each set of which all lanes are here, and a vote beside it, made by the same lanes, says which are.  A
+ * lane that finds one missing makes both again.  The sets that were complete have left then, and in the end ptxas's
+ * look fails, and the hardware waits for the lane that is missing.
  *
  * libmam's own functions do not call themselves.  There mam__mask_of is enough: ptxas compares a mask to which the
  * lane's own bit was added. */
@@ -475,9 +475,9 @@ MAM__INLINE struct mam__lanes mam__lanes_alone(void) {
 }
 /* All of the lanes come here.  What each did before comes before what any of them does after. */
 MAM__INLINE void mam__lanes_sync(struct mam__lanes lanes) { __syncwarp(lanes.mask); }
-/* Whether the lanes of the mask that make this vote with the calling one are all of them.  The condition is always
- * true, but the compiler does not know that: else it would not ask. */
-MAM__INLINE int mam__mask_is_here(mam__u32 mask) {
+/* The lanes that make this vote with the calling one.  The condition is always true, but the compiler does not know
+ * that: else it would not ask. */
+MAM__INLINE mam__u32 mam__mask_vote(mam__u32 mask) {
   mam__u32 here;
 #ifdef __CUDA_ARCH__
   asm volatile("{ .reg .pred is; setp.ne.u32 is, %1, 0; vote.sync.ballot.b32 %0, is, %1; }"
@@ -487,7 +487,19 @@ MAM__INLINE int mam__mask_is_here(mam__u32 mask) {
 #else
   here = __ballot_sync(mask, mask != 0);
 #endif
-  return (mask & ~here) == 0;
+  return here;
+}
+/* Whether the lanes of the mask that make a vote with the calling one are all of them. */
+MAM__INLINE int mam__mask_is_here(mam__u32 mask) { return (mask & ~mam__mask_vote(mask)) == 0; }
+/* The lanes of a mask that a program gives, without those that have ended or that a small thread block does not have.
+ * The others all come here.  A lane that is missing in as many votes as a warp has lanes has ended: each vote that it
+ * missed by ptxas's assumption let another set go on (see above). */
+MAM__INLINE mam__u32 mam__mask_alive(mam__u32 mask) {
+  mam__u32 here = 0;
+  MAM__LOOP
+  for (int votes = 0; votes < 32 && (mask & ~here) != 0; votes++)
+    here = mam__mask_vote(mask);
+  return mask & here;
 }
 /* A lane's value, for all lanes of the mask, which all come here.  What that lane did and saw before comes before what
  * the others do after; a shuffle alone orders no memory. */

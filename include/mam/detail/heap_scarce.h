@@ -48,9 +48,12 @@ enum {
   MAM__COST_PASS = 65536,
   /* When no more than so much is left to spend, a request frees what slots hold also while others open spans. */
   MAM__COST_LATE = 24,
-  /* Something is on its way.  A thread of which this one waits may be slow, so this is cheap. */
+  /* Other threads are about to have chunks of the class.  One of which this thread waits may be slow, so this is
+   * cheap. */
   MAM__COST_BUSY = MAM__COST_PASS + 1,
-  /* Slots or parks held something, which is free now. */
+  /* Slots or parks held something, which is free now; or another thread was emptying a slot, of whatever class, or was
+   * refilling one.  In a heap where many requests fail, one always is: when this was as cheap, a refusal took ten times
+   * as long, and no more requests were served. */
   MAM__COST_FREED = MAM__COST_PASS + 16,
   /* Something came back during the pass, and slots and parks hold nothing. */
   MAM__COST_CHANGED = MAM__COST_PASS + 64
@@ -250,7 +253,7 @@ MAM__INLINE int mam__pass_end(struct mam__request *request, mam__u32 flush) {
   else if ((request->step & MAM__STEP_BUSY) != 0 || (flush & MAM__FLUSH_BUSY) != 0 ||
            mam__load_acquire_u32(&request->control->opening[MAM__HEAP_KINDS]) != 0) {
     mam__pause();
-    request->spent += MAM__COST_BUSY;
+    request->spent += (request->step & MAM__STEP_BUSY) != 0 ? MAM__COST_BUSY : MAM__COST_FREED;
   } else if (mam__stamps_sum(request->control, request->control->superblocks[0]) != request->sum) {
     mam__sleep(6400); /* what comes back is not enough for all */
     request->spent += MAM__COST_CHANGED;

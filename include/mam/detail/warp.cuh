@@ -125,6 +125,7 @@ MAM__OUTLINE mam_warp *mam__warp_open(struct mam__heap_control *control, mam_war
 static __device__ __forceinline__ mam_warp *mam_warp_start_lanes(mam_device_heap heap, unsigned lanes,
                                                                  mam_warp_options options, mam_heap_status *why) {
   /* All of these lanes come here, and to the exchange below. */
+  lanes = mam__mask_alive(lanes);
   mam__u32 leader = 31 - mam__leading_zeros_u32(lanes);
   mam_warp *warp = 0;
   if (mam__warp_lane() == leader) {
@@ -148,8 +149,8 @@ static __device__ __forceinline__ mam_warp *mam_warp_start(mam_device_heap heap)
 template <typename Group> static __device__ mam_warp *mam_warp_start(mam_device_heap heap, const Group &group) {
   const mam_warp_options options = MAM_WARP_OPTIONS_INIT;
   mam__u32 lanes = 0;
-  for (unsigned rank = 0; rank < group.size(); rank++)
-    lanes |= 1u << group.shfl(mam__warp_lane(), rank);
+  for (unsigned rank = 0; rank < group.size(); rank++) /* a lane that has ended says anything */
+    lanes |= 1u << (group.shfl(mam__warp_lane(), rank) & 31);
   return mam_warp_start_lanes(heap, lanes, options, 0);
 }
 
