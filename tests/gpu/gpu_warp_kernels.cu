@@ -211,8 +211,9 @@ static __global__ void intrude_kernel(const uint64_t *headers, unsigned count_of
 
 /* ---- From the host ----------------------------------------------------------------------------------------------- */
 
+/* Groups that the program names also come in blocks of a warp and a quarter. */
 static unsigned block_for(struct gpu_warp_traffic traffic) {
-  return traffic.lanes == GPU_WARP_FULL_MASK ? 48 : threads_per_block;
+  return traffic.lanes == GPU_WARP_FULL_MASK || traffic.lanes >= GPU_WARP_TILES ? 40 : threads_per_block;
 }
 static unsigned grid_for(struct gpu_warp_traffic traffic) {
   return (traffic.threads + block_for(traffic) - 1) / block_for(traffic);

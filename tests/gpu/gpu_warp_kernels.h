@@ -24,7 +24,7 @@
 enum gpu_warp_lanes {
   GPU_WARP_TOGETHER,
   GPU_WARP_SOME,       /* the lanes of a mask that differs from warp to warp; the others have returned */
-  GPU_WARP_FULL_MASK,  /* the same, but they start with a mask of all lanes, in blocks of one and a half warps */
+  GPU_WARP_FULL_MASK,  /* the same, but they start with a mask of all lanes */
   GPU_WARP_PASSERS_BY, /* as SOME, but the others stay and never ask */
   GPU_WARP_ONE_BY_ONE, /* each in a branch of its own */
   GPU_WARP_HALVES,     /* odd lanes, then even ones */

@@ -149,8 +149,9 @@ static __device__ __forceinline__ mam_warp *mam_warp_start(mam_device_heap heap)
 template <typename Group> static __device__ mam_warp *mam_warp_start(mam_device_heap heap, const Group &group) {
   const mam_warp_options options = MAM_WARP_OPTIONS_INIT;
   mam__u32 lanes = 0;
-  for (unsigned rank = 0; rank < group.size(); rank++) /* a lane that has ended says anything */
-    lanes |= 1u << (group.shfl(mam__warp_lane(), rank) & 31);
+  MAM__LOOP
+  for (mam__u32 rest = group.ballot(1); rest != 0; rest &= rest - 1) /* the ranks of those that have not ended */
+    lanes |= 1u << group.shfl(mam__warp_lane(), (int)mam__lowest_u32(rest));
   return mam_warp_start_lanes(heap, lanes, options, 0);
 }
 
