@@ -257,9 +257,8 @@ static cudaError_t make_room_locked(struct mam_pool *pool, const struct pool_ord
       pool_wait_may_help_locked(pool, bytes) && !reuse_capturing(pool->reuse)) {
     attempt->looked = attempt->emptied = false;
     error = pool_await_gpu_locked(pool, bytes, &attempt->own_waits);
-    if (error != (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) /* else a capture has begun since it was asked */
+    if (error != cudaErrorMemoryAllocation)
       return error;
-    error = cudaErrorMemoryAllocation;
   }
   if (refused)
     error = grow_or_find_locked(pool, bytes, attempt->at_once);

@@ -85,7 +85,7 @@ static cudaError_t fence_freed_locked(struct mam_pool *pool) {
   }
   if (!much || pool->synchronizing > 0 || reuse_capturing(pool->reuse))
     return cudaSuccess;
-  return pool_synchronize_locked(pool, SIZE_MAX);
+  return pool_synchronize_locked(pool, SIZE_MAX, cudaSuccess);
 }
 
 /* Claims the block at an address, to free it.  NULL if it is no live block. */

@@ -32,15 +32,15 @@ static size_t guard_bytes(const struct mam_pool *pool, size_t bytes) {
   return large ? SOURCE_GRANULARITY_BYTES : pool->config.alignment;
 }
 
-/* Puts a chunk's usable part into the trees.  The lock is held. */
-static bool chunk_enter_locked(struct mam_pool *pool, struct pool_chunk *chunk) {
+/* Puts a chunk's usable part into the trees, if that has room for a block of least bytes.  The lock is held. */
+static bool chunk_enter_locked(struct mam_pool *pool, struct pool_chunk *chunk, size_t least) {
   lock_held(&pool->lock);
   size_t alignment = pool->config.alignment;
   uintptr_t first = round_up(chunk->base + guard_bytes(pool, chunk->bytes), alignment);
   uintptr_t end = (chunk->base + chunk->bytes) & ~(uintptr_t)(alignment - 1);
   chunk->first = first;
   chunk->usable_bytes = end > first ? end - first : 0;
-  if (chunk->usable_bytes == 0)
+  if (chunk->usable_bytes < least)
     return false;
   enum segment_state state = chunk->pieces != NULL ? SEGMENT_UNMAPPED : SEGMENT_FREE;
   if (!segment_add_chunk(&pool->segments, first, chunk->usable_bytes, state))
@@ -50,9 +50,9 @@ static bool chunk_enter_locked(struct mam_pool *pool, struct pool_chunk *chunk) 
   return true;
 }
 
-/* Makes a chunk that the source gave the pool's own.  The lock is not held.  On failure the caller still has the chunk.
- */
-static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t bytes, bool reserved) {
+/* Makes a chunk that the source gave the pool's own, if it has room for a block of least bytes, at least 1.  The lock
+ * is not held.  On failure the caller still has the chunk. */
+static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t bytes, size_t least, bool reserved) {
   struct mam_pool *other;
   struct pool_chunk *chunk = chunk_new(base, bytes, reserved);
   if (chunk == NULL)
@@ -67,26 +67,27 @@ static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t by
     return error_set(cudaErrorUnknown, "the source gave the memory at %p twice", (void *)base);
   }
   pool_lock(pool);
-  bool entered = chunk_enter_locked(pool, chunk);
+  bool entered = chunk_enter_locked(pool, chunk, least);
   pool_unlock(pool);
   if (entered)
     return cudaSuccess;
   chunk_map_remove(base);
   pool_chunk_free(chunk);
-  return error_set(cudaErrorMemoryAllocation, "a chunk of %zu bytes at %p does not hold a segment", bytes,
-                   (void *)base);
+  return error_set(cudaErrorMemoryAllocation, "a chunk of %zu bytes at %p does not hold a block of %zu, aligned to %zu",
+                   bytes, (void *)base, least, pool->config.alignment);
 }
 
 /* The same; on failure the source has its chunk back. */
-static cudaError_t chunk_adopt(struct mam_pool *pool, uintptr_t base, size_t bytes) {
-  cudaError_t error = chunk_attach(pool, base, bytes, false);
+static cudaError_t chunk_adopt(struct mam_pool *pool, uintptr_t base, size_t bytes, size_t least) {
+  cudaError_t error = chunk_attach(pool, base, bytes, least, false);
   if (error != cudaSuccess)
     (void)pool->source.operations->chunk_give(&pool->source, base, bytes);
   return error;
 }
 
-/* Takes a chunk of at least need bytes, of want if the source has that much.  The lock is not held. */
-static cudaError_t chunk_take(struct mam_pool *pool, size_t want, size_t need) {
+/* Takes a chunk of at least need bytes, of want if the source has that much, for a block of least bytes.  The lock is
+ * not held. */
+static cudaError_t chunk_take(struct mam_pool *pool, size_t want, size_t need, size_t least) {
   const struct source *source = &pool->source;
   uintptr_t base;
   size_t bytes = want;
@@ -95,7 +96,7 @@ static cudaError_t chunk_take(struct mam_pool *pool, size_t want, size_t need) {
     bytes = need;
     error = source->operations->chunk_take(source, bytes, &base);
   }
-  return error == cudaSuccess ? chunk_adopt(pool, base, bytes) : error;
+  return error == cudaSuccess ? chunk_adopt(pool, base, bytes, least) : error;
 }
 
 /* ---- Growth by chunks ---- */
@@ -108,11 +109,13 @@ enum { CHUNK_SHARE = 32 };
  * vain.  False if the limit leaves no room. */
 static bool growth_plan(const struct mam_pool *pool, size_t held_bytes, size_t bytes, size_t *want, size_t *need) {
   size_t room = (pool->limit_bytes - held_bytes) & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
-  /* Sources align to 512 at least; beyond that, the chunk's ends may be lost. */
-  size_t slack = pool->config.alignment > POOL_ALIGNMENT_BYTES ? pool->config.alignment : 0;
-  slack += guard_bytes(pool, bytes + pool->config.alignment);
+  size_t slack = guard_bytes(pool, bytes + pool->config.alignment), alignment = pool->config.alignment;
   if (room < slack || bytes > room - slack)
     return false;
+  /* Sources align to 512 at least; beyond that, the chunk's ends may be lost.  Where the limit has no room for that, a
+   * chunk may still be aligned as it comes. */
+  if (alignment > POOL_ALIGNMENT_BYTES && alignment <= room - slack - bytes)
+    slack += alignment;
   *need = round_up(bytes + slack, SOURCE_GRANULARITY_BYTES);
   *want = pool->config.chunk_bytes;
   if (pool->config.in_chunks && *want < held_bytes / CHUNK_SHARE)
@@ -133,7 +136,7 @@ static cudaError_t chunk_grow_locked(struct mam_pool *pool, size_t bytes, bool *
     return cudaErrorMemoryAllocation;
   *asked = true;
   pool_step_out(pool);
-  cudaError_t error = chunk_take(pool, want, need);
+  cudaError_t error = chunk_take(pool, want, need, bytes);
   pool_step_in(pool);
   return error;
 }
@@ -332,13 +335,15 @@ static cudaError_t first_chunk(struct mam_pool *pool) {
     return cudaSuccess;
   if (pool->config.user_limit_bytes > 0 && bytes > pool->config.user_limit_bytes) /* a client's */
     bytes = pool->config.user_limit_bytes;
-  if (bytes > 0)
-    return chunk_take(pool, bytes, bytes);
+  if (bytes > 0) {
+    cudaError_t taken = chunk_take(pool, bytes, bytes, 1);
+    return taken == cudaErrorMemoryAllocation && others_give_back(pool) ? chunk_take(pool, bytes, bytes, 1) : taken;
+  }
   size_t limit_bytes = pool->config.limit_bytes > 0 ? pool->config.limit_bytes : SIZE_MAX;
   if (pool->config.user_limit_bytes > 0 && pool->config.user_limit_bytes < limit_bytes)
     limit_bytes = pool->config.user_limit_bytes;
   cudaError_t error = source_take_largest(source, pool->config.headroom_bytes, limit_bytes, &base, &bytes);
-  return error == cudaSuccess ? chunk_adopt(pool, base, bytes) : error;
+  return error == cudaSuccess ? chunk_adopt(pool, base, bytes, 1) : error;
 }
 
 /* An elastic pool reserves so many times as many addresses as there is memory.  Half of them stays unmapped, however
@@ -370,18 +375,25 @@ static cudaError_t addresses_take(struct mam_pool *pool, size_t total_bytes) {
   }
   if (error != cudaSuccess)
     return error;
-  error = chunk_attach(pool, base, bytes, true);
+  error = chunk_attach(pool, base, bytes, 1, true);
   if (error != cudaSuccess)
     (void)source->operations->unreserve(source, base, bytes);
+  return error;
+}
+
+static cudaError_t first_piece_try(struct mam_pool *pool, bool *asked) {
+  pool_lock(pool);
+  cudaError_t error = pool_elastic_try_locked(pool, pool->config.chunk_bytes, false, asked);
+  pool_unlock(pool);
   return error;
 }
 
 static cudaError_t first_piece(struct mam_pool *pool) {
   size_t bytes = pool->config.chunk_bytes;
   bool asked = false;
-  pool_lock(pool);
-  cudaError_t error = pool_elastic_try_locked(pool, bytes, false, &asked);
-  pool_unlock(pool);
+  cudaError_t error = first_piece_try(pool, &asked);
+  if (error == cudaErrorMemoryAllocation && asked && others_give_back(pool))
+    error = first_piece_try(pool, &asked);
   if (error == cudaErrorMemoryAllocation && !asked)
     return error_set(error, "the %s source has no addresses for %zu bytes", pool->source.operations->name, bytes);
   return error;

@@ -142,8 +142,9 @@ void pool_watch_locked(struct mam_pool *pool, bool watched);
  * for the GPU.  If enough is not 0, an idle GPU is given the time to say that it is done. */
 void pool_fence_locked(struct mam_pool *pool, size_t enough);
 
-/* Waits for the GPU, and makes free what was waiting when the wait began, until there is a hole of enough bytes. */
-cudaError_t pool_synchronize_locked(struct mam_pool *pool, size_t enough);
+/* Waits for the GPU, and makes free what was waiting when the wait began, until there is a hole of enough bytes.
+ * if_captured: what it returns if a stream capture has begun since the caller asked, and forbids the wait. */
+cudaError_t pool_synchronize_locked(struct mam_pool *pool, size_t enough, cudaError_t if_captured);
 
 /* What is free, and what a pool that gives memory back for a growth may still take. */
 size_t pool_room_bytes_locked(struct mam_pool *pool);

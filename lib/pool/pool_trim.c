@@ -217,7 +217,7 @@ static cudaError_t collect_for_trim_locked(struct mam_pool *pool, bool waits) {
   if (!waits || reuse_passes_by_itself(pool->reuse) || reuse_capturing(pool->reuse) ||
       (pool_waiting_bytes_locked(pool) == 0 && free_is_passed_locked(pool)))
     return cudaSuccess;
-  cudaError_t error = pool_synchronize_locked(pool, SIZE_MAX);
+  cudaError_t error = pool_synchronize_locked(pool, SIZE_MAX, cudaSuccess);
   pool_collect_locked(pool);
   return error;
 }

@@ -70,7 +70,7 @@ static bool wait_covers_some_locked(struct mam_pool *pool) {
   return streams_wait_locked(pool) || (first != NULL && first->as.waiting.epoch < reuse_epoch(pool->reuse));
 }
 
-cudaError_t pool_synchronize_locked(struct mam_pool *pool, size_t enough) {
+cudaError_t pool_synchronize_locked(struct mam_pool *pool, size_t enough, cudaError_t if_captured) {
   lock_held(&pool->lock);
   pool->synchronize_count++;
   pool->synchronizing++;
@@ -79,7 +79,7 @@ cudaError_t pool_synchronize_locked(struct mam_pool *pool, size_t enough) {
   pool_step_in(pool);
   pool->synchronizing--;
   pass_locked(pool, enough);
-  return error;
+  return error == (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ? if_captured : error;
 }
 
 /* The sums over the fronts, 0 if there are none.  Leaves the lock. */
@@ -130,7 +130,7 @@ bool pool_wait_before_slab(struct mam_pool *pool) {
   size_t waiting = pool_waiting_bytes_locked(pool);
   if (pool->state == POOL_OPEN && waiting > pool_waiting_limit_locked(pool) && pool->synchronizing == 0 &&
       !reuse_capturing(pool->reuse))
-    waited = pool_synchronize_locked(pool, SIZE_MAX) == cudaSuccess;
+    waited = pool_synchronize_locked(pool, SIZE_MAX, cudaErrorMemoryAllocation) == cudaSuccess;
   pool_unlock(pool);
   return waited;
 }
@@ -185,15 +185,14 @@ cudaError_t pool_await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigned 
   if (segment_largest_free(&pool->segments) >= bytes)
     return cudaSuccess;
   ++*own_waits;
-  return pool_synchronize_locked(pool, bytes);
+  return pool_synchronize_locked(pool, bytes, cudaErrorMemoryAllocation);
 }
 
 cudaError_t pool_await_gpu(struct mam_pool *pool, uint64_t generation, size_t enough) {
   cudaError_t error = cudaErrorMemoryAllocation;
   pool_lock(pool);
   if (pool->state == POOL_OPEN && pool->generation == generation && !reuse_capturing(pool->reuse))
-    error = pool_synchronize_locked(pool, enough);
+    error = pool_synchronize_locked(pool, enough, cudaErrorMemoryAllocation);
   pool_unlock(pool);
-  bool captured = error == (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED; /* since it was asked */
-  return captured ? cudaErrorMemoryAllocation : error;
+  return error;
 }

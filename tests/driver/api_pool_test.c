@@ -2,6 +2,7 @@
 /* What mam.h promises about pools as objects, the reuse of their memory, and what a program can see in them. */
 #include <jansson.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 
 #include "api_util.h"
@@ -254,6 +255,19 @@ START_TEST(pool_grows_by_its_step_up_to_its_limit) {
 }
 END_TEST
 
+START_TEST(pool_is_filled_to_its_limit_with_any_alignment) {
+  MAM_PoolOptions options = options_with(2 * MIB);
+  options.limit_bytes = 8 * MIB;
+  options.alignment = alignments[_i];
+  MAM_Pool pool = pool_with(options);
+  (void)block_of(pool, 2 * MIB);
+  (void)block_of(pool, 6 * MIB);
+  ck_assert_uint_eq(info_of(pool).reserved_bytes, 8 * MIB);
+  OK(MAM_PoolDestroy(pool));
+  assert_nothing_held();
+}
+END_TEST
+
 START_TEST(pool_grows_by_more_for_a_block_that_needs_it) {
   MAM_PoolOptions options = options_with(4 * MIB);
   options.limit_bytes = 64 * MIB;
@@ -274,6 +288,32 @@ START_TEST(growth_makes_do_with_what_the_source_has) {
   (void)block_of(pool, 16 * MIB);
   (void)block_of(pool, MIB);
   ck_assert_uint_le(fake_live_bytes(), 20 * MIB);
+}
+END_TEST
+
+/* How the other pool holds its memory, and the new one. */
+static const struct {
+  MAM_Source other, source;
+} given_back[] = {{MAM_SOURCE_VMM, MAM_SOURCE_DEVICE},
+                  {MAM_SOURCE_VMM, MAM_SOURCE_VMM},
+                  {MAM_SOURCE_DEVICE, MAM_SOURCE_DEVICE},
+                  {MAM_SOURCE_DEVICE, MAM_SOURCE_VMM}};
+enum { given_back_count = sizeof given_back / sizeof given_back[0] };
+
+START_TEST(new_pool_gets_what_another_one_has_free) {
+  MAM_PoolOptions options = options_with(2 * MIB);
+  options.source = given_back[_i].other;
+  options.limit_bytes = 900 * MIB;
+  fake_set_capacity(GIB);
+  MAM_Pool other = pool_with(options);
+  char *block = block_of(other, 800 * MIB);
+  (void)block_of(other, MIB); /* a pool of chunks keeps the last one */
+  OK(MAM_CudaFree(block));
+  options = options_with(700 * MIB);
+  options.source = given_back[_i].source;
+  MAM_Pool pool = pool_with(options);
+  (void)block_of(pool, 700 * MIB);
+  assert_adds_up(other);
 }
 END_TEST
 
@@ -441,6 +481,38 @@ START_TEST(waiting_bytes_past_the_limit_synchronise_without_fences) {
   ck_assert_uint_eq(info_of(pool).waiting_bytes, 0);
   ck_assert_uint_eq(info_of(pool).free_count, 1);
   ck_assert_uint_eq(info_of(pool).synchronize_count, 1);
+}
+END_TEST
+
+static void *brackets_captures(void *ended) {
+  while (!atomic_load((atomic_bool *)ended)) {
+    OK(MAM_CaptureBegin());
+    OK(MAM_CaptureEnd());
+  }
+  return NULL;
+}
+
+/* The capture may begin after a free or a trim has looked whether there is one. */
+START_TEST(a_capture_that_begins_meanwhile_fails_no_free_and_no_trim) {
+  MAM_PoolOptions options = options_with(8 * MIB);
+  atomic_bool ended = false;
+  pthread_t thread;
+  use_driver_without_fences();
+  options.context = use_primary(0);
+  options.waiting_limit_bytes = 1;
+  MAM_Pool pool = pool_with(options);
+  ck_assert_int_eq(pthread_create(&thread, NULL, brackets_captures, &ended), 0);
+  for (int i = 0; i < 3000; i++) {
+    void *block = NULL;
+    fake_submit(options.context);
+    if (MAM_PoolMalloc(pool, &block, 100000) ==
+        cudaSuccess) /* refused while all waits, and a capture forbids the wait */
+      OK(MAM_CudaFree(block));
+    OK(MAM_PoolTrim(pool, 0));
+  }
+  atomic_store(&ended, true);
+  ck_assert_int_eq(pthread_join(thread, NULL), 0);
+  ck_assert_uint_eq(info_of(pool).used_bytes, 0);
 }
 END_TEST
 
@@ -1349,6 +1421,9 @@ int main(void) {
   tcase_add_loop_test(tcase, alignment_is_the_one_asked_for, 0, sizeof alignments / sizeof alignments[0]);
   tcase = add_case(suite, "growth");
   tcase_add_test(tcase, pool_grows_by_its_step_up_to_its_limit);
+  tcase_add_loop_test(tcase, pool_is_filled_to_its_limit_with_any_alignment, 0,
+                      sizeof alignments / sizeof alignments[0]);
+  tcase_add_loop_test(tcase, new_pool_gets_what_another_one_has_free, 0, given_back_count);
   tcase_add_test(tcase, pool_grows_by_more_for_a_block_that_needs_it);
   tcase_add_test(tcase, growth_makes_do_with_what_the_source_has);
   tcase_add_test(tcase, pool_without_a_limit_does_not_grow);
@@ -1362,6 +1437,7 @@ int main(void) {
   tcase_add_test(tcase, pool_with_nothing_waiting_fails_without_waiting);
   tcase_add_test(tcase, growth_is_preferred_to_waiting);
   tcase_add_test(tcase, waiting_bytes_past_the_limit_synchronise_without_fences);
+  tcase_add_test(tcase, a_capture_that_begins_meanwhile_fails_no_free_and_no_trim);
   tcase_add_test(tcase, waiting_limit_without_fences_is_half_of_what_is_held);
   tcase_add_test(tcase, no_free_synchronises_with_fences);
   tcase_add_test(tcase, no_malloc_with_memory_left_synchronises_with_fences);
