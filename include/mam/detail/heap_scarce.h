@@ -52,8 +52,8 @@ enum {
    * cheap. */
   MAM__COST_BUSY = MAM__COST_PASS + 1,
   /* Slots or parks held something, which is free now; or another thread was emptying a slot, of whatever class, or was
-   * refilling one.  In a heap where many requests fail, one always is: when this was as cheap, a refusal took up to nine
-   * times as long, and no more requests were served. */
+   * refilling one.  In a heap where many requests fail, one always is: when this was as cheap, a refusal took up to
+   * nine times as long, and no more requests were served. */
   MAM__COST_FREED = MAM__COST_PASS + 16,
   /* Something came back during the pass, and slots and parks hold nothing. */
   MAM__COST_CHANGED = MAM__COST_PASS + 64
