@@ -492,7 +492,8 @@ static void *brackets_captures(void *ended) {
   return NULL;
 }
 
-/* The capture may begin after a free or a trim has looked whether there is one. */
+/* The capture may begin after a free or a trim has looked whether there is one.  An allocation may be refused: all
+ * waits, and a capture forbids the wait. */
 START_TEST(a_capture_that_begins_meanwhile_fails_no_free_and_no_trim) {
   MAM_PoolOptions options = options_with(8 * MIB);
   atomic_bool ended = false;
@@ -505,8 +506,7 @@ START_TEST(a_capture_that_begins_meanwhile_fails_no_free_and_no_trim) {
   for (int i = 0; i < 3000; i++) {
     void *block = NULL;
     fake_submit(options.context);
-    if (MAM_PoolMalloc(pool, &block, 100000) ==
-        cudaSuccess) /* refused while all waits, and a capture forbids the wait */
+    if (MAM_PoolMalloc(pool, &block, 100000) == cudaSuccess)
       OK(MAM_CudaFree(block));
     OK(MAM_PoolTrim(pool, 0));
   }

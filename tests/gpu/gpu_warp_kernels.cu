@@ -137,9 +137,10 @@ static __device__ unsigned rounds_of(const struct gpu_warp_traffic &traffic, uns
 static __global__ void run_kernel(mam_device_heap heap, struct gpu_warp_traffic traffic, int keeps, uint64_t *headers,
                                   uint64_t *blocks, struct gpu_warp_tally *tally) {
   unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
-  if (thread >= traffic.threads || (!takes_part(traffic, thread) && traffic.lanes != GPU_WARP_PASSERS_BY))
+  bool takes = takes_part(traffic, thread);
+  if (thread >= traffic.threads || (!takes && traffic.lanes != GPU_WARP_PASSERS_BY))
     return;
-  if (takes_part(traffic, thread)) {
+  if (takes) {
     mam_warp *warp = start(heap, traffic);
     count(warp != NULL ? &tally->started : &tally->not_started, 1);
     unsigned rounds = rounds_of(traffic, thread);

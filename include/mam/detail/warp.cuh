@@ -122,10 +122,10 @@ MAM__OUTLINE mam_warp *mam__warp_open(struct mam__heap_control *control, mam_war
   return block != 0 ? mam__warp_begin(control, block, sound, lanes, mam__warp_self(), (mam__u64)park) : 0;
 }
 
-static __device__ __forceinline__ mam_warp *mam_warp_start_lanes(mam_device_heap heap, unsigned lanes,
-                                                                 mam_warp_options options, mam_heap_status *why) {
+/* As mam_warp_start_lanes, for lanes that have not ended. */
+MAM__INLINE mam_warp *mam__warp_start_for(mam_device_heap heap, mam__u32 lanes, mam_warp_options options,
+                                          mam_heap_status *why) {
   /* All of these lanes come here, and to the exchange below. */
-  lanes = mam__mask_alive(lanes);
   mam__u32 leader = 31 - mam__leading_zeros_u32(lanes);
   mam_warp *warp = 0;
   if (mam__warp_lane() == leader) {
@@ -141,9 +141,14 @@ static __device__ __forceinline__ mam_warp *mam_warp_start_lanes(mam_device_heap
   return warp;
 }
 
+static __device__ __forceinline__ mam_warp *mam_warp_start_lanes(mam_device_heap heap, unsigned lanes,
+                                                                 mam_warp_options options, mam_heap_status *why) {
+  return mam__warp_start_for(heap, mam__mask_alive(lanes), options, why);
+}
+
 static __device__ __forceinline__ mam_warp *mam_warp_start(mam_device_heap heap) {
   const mam_warp_options options = MAM_WARP_OPTIONS_INIT;
-  return mam_warp_start_lanes(heap, mam__mask_alike_u64((mam__u64)heap.control), options, 0);
+  return mam__warp_start_for(heap, mam__mask_alike_u64((mam__u64)heap.control), options, 0);
 }
 
 template <typename Group> static __device__ mam_warp *mam_warp_start(mam_device_heap heap, const Group &group) {
@@ -152,7 +157,7 @@ template <typename Group> static __device__ mam_warp *mam_warp_start(mam_device_
   MAM__LOOP
   for (mam__u32 rest = group.ballot(1); rest != 0; rest &= rest - 1) /* the ranks of those that have not ended */
     lanes |= 1u << group.shfl(mam__warp_lane(), (int)mam__lowest_u32(rest));
-  return mam_warp_start_lanes(heap, lanes, options, 0);
+  return mam__warp_start_for(heap, lanes, options, 0);
 }
 
 /* ---- Allocating ---- */
