@@ -1020,11 +1020,13 @@ static const word warp_cases = CASE(WARP_PARTS) | CASE(WARP_TILES) | CASE(WARP_L
 static const word deep_cases = CASE(POINTERS) | CASE(RECURSION) | CASE(RECURSION_POINTERS) | CASE(RECURSION_VIRTUAL);
 #endif
 
-/* Runs the case if the kernel has it. */
+/* Runs the case if the kernel has it.  Not even code for debuggers has the cases that a kernel lacks. */
 #define TURNS(name, turns)                                                                                             \
-  if ((CASES & CASE(name)) != 0 && (CASES == CASE(name) || which == DIVERGENT_##name)) {                               \
-    turns;                                                                                                             \
-    return;                                                                                                            \
+  if constexpr ((CASES & CASE(name)) != 0) {                                                                           \
+    if (CASES == CASE(name) || which == DIVERGENT_##name) {                                                            \
+      turns;                                                                                                           \
+      return;                                                                                                          \
+    }                                                                                                                  \
   }
 
 /* The parameters have addresses, so the kernel passes these on to its functions and makes no copy. */

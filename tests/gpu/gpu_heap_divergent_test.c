@@ -198,10 +198,12 @@ static struct divergent_job job_of(struct site *site, enum divergent_case which,
   return job;
 }
 
-static unsigned rounds_at_first(enum divergent_case which) {
+static bool is_debug(const struct variant *variant) { return variant->launch == divergent_launch_debug; }
+
+static unsigned rounds_at_first(const struct variant *variant, enum divergent_case which) {
   if (gpu_small())
     return 3;
-  return which == DIVERGENT_CONTINUE_PLAIN ? ROUNDS_MAX : 1;
+  return which == DIVERGENT_CONTINUE_PLAIN && !is_debug(variant) ? ROUNDS_MAX : 1;
 }
 
 /* The number of rounds for which a launch takes some milliseconds. */
@@ -291,17 +293,15 @@ static void site_sound(const struct run *run, bool has_sums) {
 
 /* ---- Tests ------------------------------------------------------------------------------------------------------- */
 
-/* Code for debuggers has too many registers for the largest thread blocks.  And there a grid barrier does not hold for
- * warps whose lanes come to it apart (nvcc 13.0, an H100): in a program of such barriers without any heap, threads read
- * what had been written in another round. */
+/* In code for debuggers a grid barrier does not hold for warps whose lanes come to it apart (nvcc 13.0, an H100 and an
+ * H200): in a program of such barriers without any heap, threads read what had been written in another round. */
 static bool lacks(const struct variant *variant, enum divergent_case which) {
-  bool debug = variant->launch == divergent_launch_debug;
-  return (which == DIVERGENT_CLUSTER && !has_clusters) || (which == DIVERGENT_GRID && (!has_grids || debug)) ||
-         (which == DIVERGENT_WIDE && debug);
+  return (which == DIVERGENT_CLUSTER && !has_clusters) ||
+         (which == DIVERGENT_GRID && (!has_grids || is_debug(variant)));
 }
 
 static void case_repeat(struct run *run, enum divergent_case which) {
-  unsigned rounds = rounds_at_first(which);
+  unsigned rounds = rounds_at_first(run->variant, which);
   for (unsigned repeat = 0; repeat < (gpu_small() ? SMALL_REPEATS : REPEATS); repeat++) {
     struct divergent_job job = job_of(run->site, which, repeat);
     job.rounds = rounds;
@@ -381,7 +381,7 @@ static void crowd_launch(const struct run *run, unsigned turn, unsigned rounds) 
 START_TEST(kernels_of_several_streams_get_blocks_of_their_own) {
   struct run run = {&variants[_i], "several streams", NULL};
   for (unsigned i = 0; i < site_count; i++) {
-    unsigned rounds = rounds_at_first(DIVERGENT_SITES);
+    unsigned rounds = rounds_at_first(run.variant, DIVERGENT_SITES);
     run.site = &sites[i];
     site_begin(run.site);
     for (unsigned turn = 0; turn < (gpu_small() ? 2 : GRAPH_LAUNCHES); turn++) {

@@ -120,18 +120,26 @@ cat >"$one_call" <<END
     blocks[threadIdx.x] = mam_malloc(heap, bytes);                                                       \\
   }                                                                                                      \\
   extern "C" __global__ void bounds name##free(mam_heap heap, void **blocks) { mam_free(heap, blocks[threadIdx.x]); }
+#ifdef __CUDACC_DEBUG__
+KERNELS(debug_, )
+#else
 KERNELS(one_, )
 KERNELS(bound_1024_, __launch_bounds__(1024))
 KERNELS(bound_768_, __launch_bounds__(768))
+#endif
 END
-# The goal is 48 registers with relocatable device code.  The man page promises a stack of at most 456 bytes.
-registers_most=64 stack_most=456
+# The goal is 48 registers with relocatable device code.  The man page promises a stack of at most 456 bytes; for
+# debuggers 2,700 and thread blocks of 768, on sm_90 of 1,024.
+registers_most=64 stack_most=456 debug_stack_most=2700
 
-# What the linker says of relocatable device code: lines "KERNEL REGISTERS STACK".
+# What the linker says of a program with relocatable device code, one of whose files is for a debugger: lines "KERNEL
+# REGISTERS STACK".
 linked() {
-  "$NVCC" -arch="sm_$1" -O3 -I"$include" -Werror all-warnings -rdc=true -c -o "$work/object.o" "$one_call" \
-    >"$work/log" 2>&1 || return
-  "$NVCC" -arch="sm_$1" -dlink -Xnvlink -v -o "$work/linked.o" "$work/object.o" 2>&1 |
+  for flag in -O3 -G; do
+    "$NVCC" -arch="sm_$1" $flag -I"$include" -Werror all-warnings -rdc=true -c -o "$work/object$flag.o" "$one_call" \
+      >"$work/log" 2>&1 || return
+  done
+  "$NVCC" -arch="sm_$1" -dlink -Xnvlink -v -o "$work/linked.o" "$work/object-G.o" "$work/object-O3.o" 2>&1 |
     awk '/Function properties for/ { split($0, part, "\047"); name = part[2] }
          /used [0-9]+ registers/ { registers = stack = ""
            for (i = 2; i <= NF; i++) {
@@ -146,11 +154,20 @@ one_call_check() {
   compiled=$one_call
   linked "$sm" >"$work/linked"
   images -arch="sm_$sm" >"$work/unlinked"
+  images -arch="sm_$sm" -G >"$work/debug"
   compiled=$source
+  debug_most=80
+  [ "$sm" -ne 90 ] || debug_most=64
   for call in malloc free; do
     judge "sm_$sm: one $call, relocatable" "$(of one_$call 2 "$work/linked")" $registers_most registers
     judge "sm_$sm: one $call, relocatable" "$(of one_$call 3 "$work/linked")" $stack_most "bytes of stack"
     judge "sm_$sm: one $call" "$(of one_$call 3 "$work/unlinked")" $stack_most "bytes of stack"
+    for way in linked debug; do
+      what="sm_$sm: one $call, debugging"
+      [ $way = debug ] || what="$what, relocatable"
+      judge "$what" "$(of debug_$call 2 "$work/$way")" $debug_most registers
+      judge "$what" "$(of debug_$call 3 "$work/$way")" $debug_stack_most "bytes of stack"
+    done
     for threads in 1024 768; do
       most=$((65536 / threads / 8 * 8))
       judge "sm_$sm: one $call, launch bounds of $threads, relocatable" "$(of bound_${threads}_$call 2 "$work/linked")" \

@@ -32,7 +32,10 @@ typedef unsigned long long mam__u64;
 #define MAM__ON_DEVICE 0
 #endif
 
-/* MAM__INLINE: a function that becomes a part of its callers.
+/* MAM__INLINE: a function that becomes a part of its callers.  With -G it is called: there each variable of a function
+ * has a register and a place on the stack of its own, and a kernel took 208 registers and 8,480 bytes of stack.
+ * MAM__COLLECTIVE: a function that becomes a part of its callers with -G, too.  It votes, matches or reduces, and lanes
+ * of two callers must not do that together.
  * MAM__OUTLINE: a function that does not, so that a kernel pays for its registers and its code in one place.  It is for
  * what a kernel seldom needs.
  * MAM__JOINED: a part of its callers, which save less on the stack without a call in between.  With -rdc=true it is out
@@ -43,10 +46,17 @@ typedef unsigned long long mam__u64;
  * uses its callers' registers and saves on the stack what they keep there.  Outlined functions are of this kind:
  *
  *   with -rdc=true   They have external linkage.  Every call is visible, and the linker knows stack and registers.
+ *                    Of functions with one name it takes the one with fewest registers.  So with -G they have internal
+ *                    linkage: else other files of the program would get them, which are slow and need more stack.
  *   without it       MAM__OUT_OF_SIGHT hides from ptxas which function is called. */
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#ifdef __CUDACC_DEBUG__
+#define MAM__INLINE static __device__ __noinline__
+#else
 #define MAM__INLINE static __device__ __forceinline__
-#ifdef __CUDACC_RDC__
+#endif
+#define MAM__COLLECTIVE static __device__ __forceinline__
+#if defined(__CUDACC_RDC__) && !defined(__CUDACC_DEBUG__)
 #define MAM__OUTLINE inline __device__ __noinline__
 #define MAM__JOINED MAM__OUTLINE
 #else
@@ -55,6 +65,7 @@ typedef unsigned long long mam__u64;
 #endif
 #else
 #define MAM__INLINE static inline __attribute__((unused))
+#define MAM__COLLECTIVE MAM__INLINE
 #define MAM__OUTLINE static __attribute__((unused))
 #define MAM__JOINED static inline __attribute__((unused))
 #endif
@@ -102,8 +113,9 @@ MAM__INLINE mam__tagged<Number, Result, Values...> mam__out_of_sight(Result (*fu
 #define MAM__LOOP
 #endif
 
-/* Makes the compiler compute again what it has computed from a variable, instead of keeping it in a register. */
-#if MAM__ON_DEVICE
+/* Makes the compiler compute again what it has computed from a variable, instead of keeping it in a register.  With -G
+ * it keeps nothing. */
+#if MAM__ON_DEVICE && !defined(__CUDACC_DEBUG__)
 #define MAM__FORGET(variable) asm volatile("" : "+r"(variable))
 #define MAM__FORGET_THREE(one, two, three) asm volatile("" : "+r"(one), "+r"(two), "+r"(three))
 #define MAM__FORGET_ADDRESS(variable) asm volatile("" : "+l"(variable))
@@ -460,7 +472,7 @@ struct mam__lanes {
  * since a lane's own bit does. */
 MAM__INLINE mam__u32 mam__mask_of(mam__u32 mask) { return mask | mam__lane_self(); }
 /* The lanes that are here together with the calling one and have the same value. */
-MAM__INLINE mam__u32 mam__mask_alike_u64(mam__u64 value) {
+MAM__COLLECTIVE mam__u32 mam__mask_alike_u64(mam__u64 value) {
   return mam__mask_of(__match_any_sync(__activemask(), value));
 }
 
@@ -474,10 +486,10 @@ MAM__INLINE struct mam__lanes mam__lanes_alone(void) {
   return lanes;
 }
 /* All of the lanes come here.  What each did before comes before what any of them does after. */
-MAM__INLINE void mam__lanes_sync(struct mam__lanes lanes) { __syncwarp(lanes.mask); }
+MAM__COLLECTIVE void mam__lanes_sync(struct mam__lanes lanes) { __syncwarp(lanes.mask); }
 /* The lanes that make this vote with the calling one.  The condition is always true, but the compiler does not know
  * that: else it would not ask. */
-MAM__INLINE mam__u32 mam__mask_vote(mam__u32 mask) {
+MAM__COLLECTIVE mam__u32 mam__mask_vote(mam__u32 mask) {
   mam__u32 here;
 #ifdef __CUDA_ARCH__
   asm volatile("{ .reg .pred is; setp.ne.u32 is, %1, 0; vote.sync.ballot.b32 %0, is, %1; }"
@@ -490,11 +502,11 @@ MAM__INLINE mam__u32 mam__mask_vote(mam__u32 mask) {
   return here;
 }
 /* Whether the lanes of the mask that make a vote with the calling one are all of them. */
-MAM__INLINE int mam__mask_is_here(mam__u32 mask) { return (mask & ~mam__mask_vote(mask)) == 0; }
+MAM__COLLECTIVE int mam__mask_is_here(mam__u32 mask) { return (mask & ~mam__mask_vote(mask)) == 0; }
 /* The lanes of a mask that a program gives, without those that have ended or that a small thread block does not have.
  * The others all come here.  A lane that is missing in as many votes as a warp has lanes has ended: each vote that it
  * missed by ptxas's assumption let another set go on (see above). */
-MAM__INLINE mam__u32 mam__mask_alive(mam__u32 mask) {
+MAM__COLLECTIVE mam__u32 mam__mask_alive(mam__u32 mask) {
   mam__u32 here = 0;
   MAM__LOOP
   for (int votes = 0; votes < 32 && (mask & ~here) != 0; votes++)
@@ -503,7 +515,7 @@ MAM__INLINE mam__u32 mam__mask_alive(mam__u32 mask) {
 }
 /* A lane's value, for all lanes of the mask, which all come here.  What that lane did and saw before comes before what
  * the others do after; a shuffle alone orders no memory. */
-MAM__INLINE mam__u64 mam__mask_one_u64(mam__u32 mask, mam__u64 value, mam__u32 lane) {
+MAM__COLLECTIVE mam__u64 mam__mask_one_u64(mam__u32 mask, mam__u64 value, mam__u32 lane) {
   mam__u64 one;
   MAM__LOOP
   do {
@@ -512,21 +524,21 @@ MAM__INLINE mam__u64 mam__mask_one_u64(mam__u32 mask, mam__u64 value, mam__u32 l
   } while (!mam__mask_is_here(mask));
   return one;
 }
-MAM__INLINE mam__u64 mam__mask_first_u64(mam__u32 mask, mam__u64 value) {
+MAM__COLLECTIVE mam__u64 mam__mask_first_u64(mam__u32 mask, mam__u64 value) {
   return mam__mask_one_u64(mask, value, mam__lowest_u32(mask));
 }
-MAM__INLINE mam__u32 mam__mask_first_u32(mam__u32 mask, mam__u32 value) {
+MAM__COLLECTIVE mam__u32 mam__mask_first_u32(mam__u32 mask, mam__u32 value) {
   __syncwarp(mask);
   return __shfl_sync(mask, value, (int)mam__lowest_u32(mask));
 }
-MAM__INLINE mam__u64 mam__lanes_first_u64(struct mam__lanes lanes, mam__u64 value) {
+MAM__COLLECTIVE mam__u64 mam__lanes_first_u64(struct mam__lanes lanes, mam__u64 value) {
   return mam__mask_first_u64(lanes.mask, value);
 }
-MAM__INLINE mam__u32 mam__lanes_first_u32(struct mam__lanes lanes, mam__u32 value) {
+MAM__COLLECTIVE mam__u32 mam__lanes_first_u32(struct mam__lanes lanes, mam__u32 value) {
   return mam__mask_first_u32(lanes.mask, value);
 }
 /* Whether it is so for all of the lanes, which all come here. */
-MAM__INLINE int mam__lanes_all(struct mam__lanes lanes, int is_so) { return __all_sync(lanes.mask, is_so); }
+MAM__COLLECTIVE int mam__lanes_all(struct mam__lanes lanes, int is_so) { return __all_sync(lanes.mask, is_so); }
 
 #else
 

@@ -33,7 +33,7 @@ MAM__OUTLINE void mam__free_wrong(struct mam__heap_control *control, mam__u64 *w
 
 /* The or of the bits of all lanes of the calling lane's group.  All lanes that are here come, and each reduction is
  * made by all of them, for one group after the other.  firsts: the groups' first lanes. */
-MAM__INLINE mam__u32 mam__lanes_or(mam__u32 here, mam__u32 firsts, mam__u32 group, mam__u32 bits) {
+MAM__COLLECTIVE mam__u32 mam__lanes_or(mam__u32 here, mam__u32 firsts, mam__u32 group, mam__u32 bits) {
   mam__u32 all = 0;
 #if __CUDA_ARCH__ >= 800
   for (; firsts != 0; firsts &= firsts - 1) {

@@ -258,18 +258,23 @@ MAM__INLINE mam__u64 mam__refill_widen(mam__u64 *cursor, mam__u32 map_words, mam
   return (mam__u64)wide << 32 | turn % (wide + 1) << 6;
 }
 
+/* Where a home's round goes on for so many pages, by the cursor's value before they were added. */
+MAM__INLINE mam__u64 mam__cursor_at(mam__u64 at, mam__u32 pages) {
+  mam__u32 from = (mam__u32)at & 63, turn = (mam__u32)at >> 6;
+  if (from + pages > 64) { /* goes on in the next word */
+    turn++;
+    from = 0;
+  }
+  return (at & ~(mam__u64)0xffffffff) | turn % ((mam__u32)(at >> 32) + 1) << 6 | from;
+}
+
 /* Takes the pages of a slot's span in the home of a request word, where that is quick: at the cursor, elsewhere in its
  * word, or in one of the next words.  at: the cursor's value, to which the caller has added the pages.  If a round ends
  * without a run, it becomes wider.  Returns the page, perhaps with MAM__REFILL_FILLED; MAM__NO_PAGE if there was none.
  */
 MAM__INLINE mam__u32 mam__refill_pages(struct mam__heap_control *control, struct mam__area area, mam__u32 wanted,
                                        mam__u32 slot, mam__u64 at) {
-  mam__u32 from = (mam__u32)at & 63, turn = (mam__u32)at >> 6;
-  if (from + mam__request_pages(wanted, slot) > 64) { /* goes on in the next word */
-    turn++;
-    from = 0;
-  }
-  at = (at & ~(mam__u64)0xffffffff) | turn % ((mam__u32)(at >> 32) + 1) << 6 | from;
+  at = mam__cursor_at(at, mam__request_pages(wanted, slot));
   MAM__LOOP
   for (int i = 1;; i++) {
     MAM__FORGET(wanted); /* what is computed from these is not kept over the look */

@@ -143,24 +143,12 @@ enum { MAM__AGAIN_TOGETHER = __CUDA_ARCH__ < 1000 ? 4 : 2 };
 enum { MAM__AGAIN_TOGETHER = MAM__PAGE_WORDS };
 #endif
 
-/* Takes the next span in the ring after the one at prior, if it is empty: each of its words goes from empty to full by
- * compare-and-swap.  If a word is not empty, the others are put back.  Returns the page; MAM__NO_PAGE if it took none.
- */
-MAM__OUTLINE mam__u32 mam__ring_take(struct mam__heap_control *control, mam__u64 *usage, mam__u32 page_count,
-                                     mam__u32 wanted, mam__u32 slot, mam__u32 prior) {
-  struct mam__area area = {0, usage, page_count, 0};
-  struct mam__renewal renewal = mam__renewal_of(control, wanted, slot);
-  mam__u64 held = mam__load_relaxed_u64(mam__renewal_held(control, renewal)), seen[MAM__AGAIN_TOGETHER], watched = 0;
-  mam__u32 number = mam__load_relaxed_u16(&mam__area_rings(area)[prior]), words = (renewal.limit + 31) >> 5, failed = 0;
-  mam__u32 page = mam__ring_page(page_count, number, renewal.home, control->home_count);
-  if (page == MAM__NO_PAGE)
-    return page;
-  mam__renewal_hold(control, renewal, held);
-  mam__u64 full = mam__word_of(renewal.kind, mam__request_pages(wanted, slot), words, words > 1 ? 32 : renewal.limit);
-  mam__u64 empty = mam__word_emptied(full);
+/* Makes the words of an empty span full, by compare-and-swap.  Returns which were not empty: a bit for each. */
+MAM__INLINE mam__u32 mam__ring_fill(mam__u64 *usage, mam__u32 words, mam__u64 full) {
+  mam__u64 empty = mam__word_emptied(full), seen[MAM__AGAIN_TOGETHER];
+  mam__u32 failed = 0;
   MAM__FORGET_ADDRESS(empty); /* otherwise each compare-and-swap waits for the one before */
   MAM__FORGET_ADDRESS(full);
-  usage += page * MAM__PAGE_WORDS;
   MAM__LOOP
   for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i += MAM__AGAIN_TOGETHER) {
     MAM__UNROLL
@@ -171,10 +159,13 @@ MAM__OUTLINE mam__u32 mam__ring_take(struct mam__heap_control *control, mam__u64
     for (mam__u32 j = 0; j < MAM__AGAIN_TOGETHER; j++)
       failed |= (mam__u32)(seen[j] != empty) << (i + j);
   }
-  if (failed == 0)
-    return page;
-  /* relaxed: the chunks were not used.  The next thread that claims them sees the frees before, also through this
-   * change. */
+  return failed;
+}
+
+/* Makes the words empty again that mam__ring_fill filled.  Returns whether one has become watched meanwhile.  relaxed:
+ * the chunks were not used.  The next thread that claims them sees the frees before, also through this change. */
+MAM__INLINE int mam__ring_unfill(mam__u64 *usage, mam__u32 words, mam__u64 full, mam__u32 failed) {
+  mam__u64 seen[MAM__AGAIN_TOGETHER], watched = 0;
   MAM__LOOP
   for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i += MAM__AGAIN_TOGETHER) {
     MAM__UNROLL
@@ -185,7 +176,26 @@ MAM__OUTLINE mam__u32 mam__ring_take(struct mam__heap_control *control, mam__u64
     for (mam__u32 j = 0; j < MAM__AGAIN_TOGETHER; j++)
       watched |= seen[j] & MAM__WORD_WATCHED;
   }
-  if (watched != 0) /* it became watched while it was in use */
+  return watched != 0;
+}
+
+/* Takes the next span in the ring after the one at prior, if it is empty.  Returns the page; MAM__NO_PAGE if it took
+ * none. */
+MAM__OUTLINE mam__u32 mam__ring_take(struct mam__heap_control *control, mam__u64 *usage, mam__u32 page_count,
+                                     mam__u32 wanted, mam__u32 slot, mam__u32 prior) {
+  struct mam__area area = {0, usage, page_count, 0};
+  struct mam__renewal renewal = mam__renewal_of(control, wanted, slot);
+  mam__u64 held = mam__load_relaxed_u64(mam__renewal_held(control, renewal));
+  mam__u32 number = mam__load_relaxed_u16(&mam__area_rings(area)[prior]), words = (renewal.limit + 31) >> 5;
+  mam__u32 page = mam__ring_page(page_count, number, renewal.home, control->home_count);
+  if (page == MAM__NO_PAGE)
+    return page;
+  mam__renewal_hold(control, renewal, held);
+  mam__u64 full = mam__word_of(renewal.kind, mam__request_pages(wanted, slot), words, words > 1 ? 32 : renewal.limit);
+  mam__u32 failed = mam__ring_fill(&usage[page * MAM__PAGE_WORDS], words, full);
+  if (failed == 0)
+    return page;
+  if (mam__ring_unfill(&usage[page * MAM__PAGE_WORDS], words, full, failed))
     (void)mam__span_watch(area, page);
   return MAM__NO_PAGE;
 }
@@ -211,27 +221,12 @@ MAM__OUTLINE mam__u64 mam__slot_again_apart(struct mam__heap_control *control, m
   return page != MAM__NO_PAGE ? mam__slot_again(&control->heap, slot, page, count) : 0;
 }
 
-/* Takes pages of the home and makes a span of them.  With MAM__REST_WHOLE no slot gets it. */
-MAM__OUTLINE mam__u64 mam__slot_anew(struct mam__heap_control *control, mam__u64 base, mam__u32 page_count,
-                                     mam__u32 wanted, mam__u32 slot, mam__u32 count) {
-  struct mam__area area = mam__area_at(base, page_count);
+/* Makes a span of pages that mam__refill_pages took, which returned flagged: for the slot, or with MAM__REST_WHOLE for
+ * no slot. */
+MAM__INLINE mam__u64 mam__slot_begin(struct mam__heap_control *control, struct mam__area area, mam__u32 wanted,
+                                     mam__u32 slot, mam__u32 count, mam__u32 flagged) {
   struct mam__renewal renewal = mam__renewal_of(control, wanted, slot);
-  mam__u64 held = mam__load_relaxed_u64(mam__renewal_held(control, renewal));
-  mam__u64 at = mam__add_relaxed_u64(&mam__cursors(control)[renewal.home], mam__request_pages(wanted, slot));
-  mam__u32 whole = wanted & MAM__REST_WHOLE;
-  if (whole == 0)
-    mam__renewal_hold(control, renewal, held);
-  mam__u32 flagged = mam__refill_pages(control, area, wanted, slot, at), page = flagged & MAM__REFILL_PAGE;
-  MAM__FORGET(slot);
-  MAM__FORGET(wanted);
-  MAM__FORGET_ADDRESS(control);
-  MAM__FORGET(page_count);
-  if (flagged == MAM__NO_PAGE)
-    return (wanted & MAM__REST_WHOLE) == 0 && mam__pages_are_scarce(control, area, mam__request_pages(wanted, slot))
-               ? MAM__SLOT_DRY
-               : 0;
-  renewal = mam__renewal_of(control, wanted, slot);
-  whole = wanted & MAM__REST_WHOLE;
+  mam__u32 page = flagged & MAM__REFILL_PAGE, whole = wanted & MAM__REST_WHOLE;
   int ringed = (wanted & MAM__REST_LAZY) != 0 && whole == 0;
   int lazy = ringed && mam__ring_number(page, renewal.home, control->home_count) != MAM__RING_NONE;
   mam__span_write(area, page, renewal.kind, mam__request_pages(wanted, slot), renewal.limit,
@@ -243,6 +238,27 @@ MAM__OUTLINE mam__u64 mam__slot_anew(struct mam__heap_control *control, mam__u64
   }
   flagged |= ringed ? MAM__REFILL_RINGED : 0;
   return mam__slot_of(mam__area_address(area, page), flagged >> MAM__REFILL_FLAGS);
+}
+
+/* Takes pages of the home and makes a span of them.  With MAM__REST_WHOLE no slot gets it. */
+MAM__OUTLINE mam__u64 mam__slot_anew(struct mam__heap_control *control, mam__u64 base, mam__u32 page_count,
+                                     mam__u32 wanted, mam__u32 slot, mam__u32 count) {
+  struct mam__area area = mam__area_at(base, page_count);
+  struct mam__renewal renewal = mam__renewal_of(control, wanted, slot);
+  mam__u64 held = mam__load_relaxed_u64(mam__renewal_held(control, renewal));
+  mam__u64 at = mam__add_relaxed_u64(&mam__cursors(control)[renewal.home], mam__request_pages(wanted, slot));
+  if ((wanted & MAM__REST_WHOLE) == 0)
+    mam__renewal_hold(control, renewal, held);
+  mam__u32 flagged = mam__refill_pages(control, area, wanted, slot, at);
+  MAM__FORGET(slot);
+  MAM__FORGET(wanted);
+  MAM__FORGET_ADDRESS(control);
+  MAM__FORGET(page_count);
+  if (flagged == MAM__NO_PAGE)
+    return (wanted & MAM__REST_WHOLE) == 0 && mam__pages_are_scarce(control, area, mam__request_pages(wanted, slot))
+               ? MAM__SLOT_DRY
+               : 0;
+  return mam__slot_begin(control, area, wanted, slot, count, flagged);
 }
 
 /* Does what a refill has left to do.  renewed: what it returned.  Returns the slot's word without tickets. */

@@ -163,7 +163,7 @@ template <typename Group> static __device__ mam_warp *mam_warp_start(mam_device_
 /* ---- Allocating ---- */
 
 /* The sum of the values of the lanes of a group before this lane.  *all: the sum of all. */
-MAM__INLINE mam__u64 mam__warp_sum(mam__u32 group, mam__u64 value, mam__u64 *all) {
+MAM__COLLECTIVE mam__u64 mam__warp_sum(mam__u32 group, mam__u64 value, mam__u64 *all) {
   mam__u64 before = 0, sum = 0;
   mam__u32 lane = mam__warp_lane(), top = mam__lowest_u32(group);
   if (__all_sync(group, value == __shfl_sync(group, value, (int)top))) {
@@ -269,13 +269,13 @@ MAM__OUTLINE void *mam__warp_malloc_rest(MAM__TAG(3) mam_warp *warp, size_t byte
 #define MAM__WARP_WHOLE 0xffffffffu
 
 /* 0 if all lanes of a whole warp have the same value. */
-MAM__INLINE mam__u32 mam__warp_differs(mam__u32 value) { return value ^ __shfl_sync(MAM__WARP_WHOLE, value, 0); }
-MAM__INLINE mam__u32 mam__warp_header_differs(const mam_warp *warp) {
+MAM__COLLECTIVE mam__u32 mam__warp_differs(mam__u32 value) { return value ^ __shfl_sync(MAM__WARP_WHOLE, value, 0); }
+MAM__COLLECTIVE mam__u32 mam__warp_header_differs(const mam_warp *warp) {
   return mam__warp_differs((mam__u32)(mam__u64)warp) | mam__warp_differs((mam__u32)((mam__u64)warp >> 32));
 }
 
 /* The sum of the values of a whole warp's lanes up to this lane's, included. */
-MAM__INLINE mam__u32 mam__warp_scan(mam__u32 value, mam__u32 lane) {
+MAM__COLLECTIVE mam__u32 mam__warp_scan(mam__u32 value, mam__u32 lane) {
   MAM__UNROLL
   for (mam__u32 step = 1; step < 32; step *= 2) {
     mam__u32 other = __shfl_up_sync(MAM__WARP_WHOLE, value, step);
