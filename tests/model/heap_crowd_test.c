@@ -243,6 +243,22 @@ START_TEST(a_crowd_gets_all_of_a_heap_that_grew) {
 }
 END_TEST
 
+/* Blocks of many sizes that have room together all get it: the spans of the slots of all classes leave enough. */
+START_TEST(a_crowd_that_has_room_is_not_refused) {
+  static const size_t heaps[] = {8 * MIB, 64 * MIB, 256 * MIB, 512 * MIB, 1024 * MIB};
+  random_state = 88172645463325252u;
+  begin(heaps[_i], heaps[_i] / 3 * 2, 1, 4000, heaps[_i] >= 256 * MIB);
+  for (unsigned round = 0; round < 3; round++) {
+    ask_all();
+    if (served != requests)
+      ck_abort_msg("round %u: of %u requests of 1 to 4,000 bytes, two thirds of %zu MiB, only %u are served", round,
+                   requests, heaps[_i] / MIB, served);
+    free_all();
+  }
+  end();
+}
+END_TEST
+
 /* ---- How many operations a request takes ---- */
 
 /* A heap of 1 GiB with the spans of a vast one, whose pages have run out, though more than half of it is free.  The
@@ -321,6 +337,7 @@ int main(void) {
     tcase_add_loop_test(tests, a_crowd_gets_what_there_is, 0, 2 * sizeof fills / sizeof fills[0]);
     tcase_add_loop_test(tests, a_crowd_gets_what_another_size_left, 0, 2);
     tcase_add_loop_test(tests, a_crowd_gets_all_of_a_heap_that_grew, 0, 2);
+    tcase_add_loop_test(tests, a_crowd_that_has_room_is_not_refused, 0, 5);
     tcase_add_loop_test(tests, a_crowd_in_need_does_not_search_in_vain, 0, sizeof needs / sizeof needs[0]);
   }
   suite_add_tcase(suite, tests);
