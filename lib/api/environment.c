@@ -141,8 +141,10 @@ cudaError_t environment_options_with(const char *source, const char *limit, stru
   error = options_change(wanted, source, limit);
   if (error != cudaSuccess)
     return error;
-  bool settles = (before.source == MAM_SOURCE_HOST) != (wanted->source == MAM_SOURCE_HOST);
-  error = known == NULL ? options_publish_first(settles ? wanted : &before, &held) : environment_options(&held);
+  struct options first = before; /* the limit holds only after a success */
+  if ((before.source == MAM_SOURCE_HOST) != (wanted->source == MAM_SOURCE_HOST))
+    (void)options_change(&first, source, NULL);
+  error = known == NULL ? options_publish_first(&first, &held) : environment_options(&held);
   if (error == cudaSuccess && (held->source == MAM_SOURCE_HOST) != (wanted->source == MAM_SOURCE_HOST))
     return error_set(cudaErrorNotSupported,
                      held->source == MAM_SOURCE_HOST

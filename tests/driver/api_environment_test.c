@@ -161,6 +161,15 @@ START_TEST(first_call_settles_whether_the_default_pool_is_on_the_host) {
 }
 END_TEST
 
+/* Only whether it is on the host is settled then. */
+START_TEST(first_call_that_fails_leaves_no_limit) {
+  FAILS(cudaErrorMemoryAllocation, MAM_CreateWith(0, "host", "1M"));
+  (void)block(3 * MIB);
+  ck_assert_uint_eq(fake_calls("cuMemAlloc"), 0);
+  FAILS(cudaErrorNotSupported, MAM_CreateWith(0, "device", NULL));
+}
+END_TEST
+
 START_TEST(create_of_too_much_changes_nothing) {
   MAM_PoolInfo info = {.struct_size = sizeof info};
   fake_set_capacity(64 * MIB);
@@ -991,6 +1000,7 @@ int main(void) {
   tcase_add_test(tcase, create_with_holds_for_later_environments);
   tcase_add_test(tcase, refused_create_with_leaves_all_as_it_was);
   tcase_add_test(tcase, first_call_settles_whether_the_default_pool_is_on_the_host);
+  tcase_add_test(tcase, first_call_that_fails_leaves_no_limit);
   tcase_add_test(tcase, create_of_too_much_changes_nothing);
   tcase_add_test(tcase, create_wants_one_piece);
   tcase_add_test(tcase, create_does_not_wait_for_the_gpu);
