@@ -282,10 +282,11 @@ static cudaError_t created_stream_name(const struct driver *driver, CUstream han
   return cudaSuccess;
 }
 
+/* In a forked child no context is current: the driver says that it is not initialised there. */
 static cudaError_t default_stream_name(const struct driver *driver, CUstream handle, struct context_stream *stream) {
   CUcontext context = NULL;
   CUresult result = driver != NULL ? driver->cuCtxGetCurrent(&context) : CUDA_SUCCESS;
-  if (result != CUDA_SUCCESS)
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_INITIALIZED)
     return driver_error(driver, result, "cuCtxGetCurrent");
   *stream = (struct context_stream){context, default_stream_id(handle)};
   return cudaSuccess;

@@ -608,6 +608,31 @@ static bool child_is_refused(void *argument) {
   return refused && MAM_CudaFree(NULL) == cudaSuccess && MAM_LastError()[0] != '\0';
 }
 
+/* No context is current in the child, and the driver does not work there. */
+static bool child_has_host_memory(void *argument) {
+  static const uintptr_t streams[] = {0, 1, 2, 0x99};
+  MAM_Pool host = *(MAM_Pool *)argument;
+  void *pointer;
+  bool good = true;
+  for (size_t i = 0; i < sizeof streams / sizeof streams[0]; i++) {
+    cudaStream_t stream = (cudaStream_t)streams[i];
+    good = good && MAM_PoolMallocAsync(host, &pointer, 100, stream) == cudaSuccess && pointer != NULL;
+    good = good && MAM_CudaFreeAsync(pointer, stream) == cudaSuccess;
+  }
+  good = good && MAM_PoolMalloc(host, &pointer, 100) == cudaSuccess;
+  return good && MAM_CudaFreeReuse(pointer, MAM_REUSE_STREAM) == cudaSuccess;
+}
+
+START_TEST(forked_child_is_served_host_memory_on_any_stream) {
+  use_primary(0);
+  MAM_PoolOptions options = options_with(4 * MIB);
+  options.source = MAM_SOURCE_HOST;
+  MAM_Pool host = pool_with(options);
+  (void)block(1000);
+  in_child(child_has_host_memory, &host);
+}
+END_TEST
+
 START_TEST(forked_child_is_refused_the_gpu) {
   use_primary(0);
   OK(MAM_Create(4 * MIB));
@@ -712,6 +737,7 @@ int main(void) {
   tcase_add_test(tcase, stream_captured_in_brackets_of_another_context_is_not_asked_for);
   tcase = add_case(suite, "fork");
   tcase_add_test(tcase, forked_child_is_refused_the_gpu);
+  tcase_add_test(tcase, forked_child_is_served_host_memory_on_any_stream);
   tcase_add_test(tcase, forked_child_keeps_host_pools);
   tcase_add_test(tcase, forked_child_keeps_the_default_pool_of_the_host);
   tcase_add_test(tcase, child_of_a_process_that_did_not_use_the_gpu_may);
