@@ -209,8 +209,8 @@ bool recorder_drain_locked(struct recorder *recorder, bool drops) {
 /* The file cannot be written: the program goes on without a record. */
 void recording_stop_locked(const char *what, int error) {
   lock_held(&record_lock);
-  /* relaxed: nothing is published.  MAM_RecordEnd says it of its own. */
-  if (atomic_exchange_explicit(&record_state, RECORD_OFF, memory_order_relaxed) == RECORD_ON && !recording.by_call)
+  /* relaxed: nothing is published */
+  if (atomic_exchange_explicit(&record_state, RECORD_OFF, memory_order_relaxed) == RECORD_ON)
     (void)fprintf(stderr, "mam: %s %s: %s; no more is recorded\n", what,
                   recording.open ? recording.written_path : recording.path, strerror(error));
 }

@@ -9,6 +9,7 @@
 #endif
 #include <check.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -195,6 +196,22 @@ static void closes_the_file(void) {
   begin(); /* the old number is taken */
   end_and_read();
   EXPECT(close(fd) == 0);
+}
+
+/* A program that never ends its record learns by standard error that it lost it. */
+static void loses_the_file(void) {
+  int ends[2], free_fd = open("/dev/null", O_RDONLY);
+  char said[256] = "";
+  EXPECT(free_fd >= 0 && close(free_fd) == 0);
+  begin();
+  EXPECT(close(free_fd) == 0);
+  EXPECT(pipe(ends) == 0 && dup2(ends[1], STDERR_FILENO) == STDERR_FILENO);
+  struct pollfd out = {.fd = ends[0], .events = POLLIN};
+  for (int i = 0; i < 1000 && poll(&out, 1, 10) == 0; i++)
+    free_it(block_of(1000));
+  EXPECT((out.revents & POLLIN) != 0 && read(ends[0], said, sizeof said - 1) > 0);
+  EXPECT(strncmp(said, "mam: the program has closed the record ", 39) == 0 && strstr(said, "; no more is recorded\n"));
+  EXPECT(MAM_RecordEnd() == cudaErrorUnknown && says("the program has closed the record"));
 }
 
 /* MAM_RECORD is set, and its record goes on. */
@@ -399,6 +416,7 @@ static const struct program {
                 {"two files", two_files},
                 {"refusals", refusals},
                 {"closes the file", closes_the_file},
+                {"loses the file", loses_the_file},
                 {"beside the variable", beside_the_variable},
                 {"pools", pools},
                 {"ends with the process", ends_with_the_process},
@@ -449,6 +467,8 @@ START_TEST(what_cannot_begin_changes_nothing) { run("refusals", false); }
 END_TEST
 START_TEST(a_program_may_close_the_file) { run("closes the file", false); }
 END_TEST
+START_TEST(a_program_learns_that_it_lost_the_file) { run("loses the file", false); }
+END_TEST
 START_TEST(the_record_of_the_variable_stays) { run("beside the variable", true); }
 END_TEST
 START_TEST(a_pool_that_comes_later_is_recorded) { run("pools", false); }
@@ -480,6 +500,7 @@ int main(int argc, char **argv) {
   tcase_add_test(cases, a_record_may_follow_another_one_to_another_file);
   tcase_add_test(cases, what_cannot_begin_changes_nothing);
   tcase_add_test(cases, a_program_may_close_the_file);
+  tcase_add_test(cases, a_program_learns_that_it_lost_the_file);
   tcase_add_test(cases, the_record_of_the_variable_stays);
   tcase_add_test(cases, a_pool_that_comes_later_is_recorded);
   tcase_add_test(cases, a_record_without_an_end_ends_with_the_process);
