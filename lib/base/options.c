@@ -120,7 +120,8 @@ static void unknown_tell(void) {
     return;
   for (char **variable = environ; variable != NULL && *variable != NULL; variable++) {
     size_t length = strcspn(*variable, "=");
-    if (strncmp(*variable, "MAM_", 4) == 0 && !name_is_known(*variable, length))
+    bool is_empty = strcmp(*variable + length, "=") == 0; /* counts as not set */
+    if (strncmp(*variable, "MAM_", 4) == 0 && !is_empty && !name_is_known(*variable, length))
       (void)fprintf(stderr, "mam: %.*s is no option of this library, see mam(7)\n", (int)length, *variable);
   }
 }
