@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "pool/pool_inside.h"
 
 /* ---- The copy ---- */
@@ -84,14 +85,16 @@ static cudaError_t text_finish(FILE *stream, char **text, char **result) {
 
 /* ---- JSON ---- */
 
+/* Bytes that are not UTF-8 become U+FFFD. */
 static void json_string(FILE *stream, const char *text) {
   (void)fputc('"', stream);
-  for (; *text != '\0'; text++) {
+  for (size_t length; *text != '\0'; text += length > 0 ? length : 1) {
     unsigned char character = (unsigned char)*text;
-    if (character < 0x20)
-      (void)fprintf(stream, "\\u%04x", character);
+    length = utf8_length(text);
+    if (length == 0 || character < 0x20)
+      (void)fprintf(stream, "\\u%04x", length == 0 ? 0xfffd : character);
     else
-      (void)fprintf(stream, character == '"' || character == '\\' ? "\\%c" : "%c", character);
+      (void)fprintf(stream, character == '"' || character == '\\' ? "\\%.*s" : "%.*s", (int)length, text);
   }
   (void)fputc('"', stream);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /* The pool over an imaginary source: chunks, growth, when freed memory comes back, refusals, reports. */
 #include <check.h>
+#include <execinfo.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -691,6 +692,37 @@ static void count_segments(const json_t *chunk, size_t *used, size_t *waiting, s
   ck_assert_uint_eq(at, json_address(chunk, "base") + json_size(chunk, "bytes"));
 }
 
+/* What the report takes for the name of each site. */
+static const char *site_name = "program(function+0x12)";
+char **backtrace_symbols(void *const *addresses, int count) {
+  (void)addresses;
+  char **names = malloc(sizeof *names + strlen(site_name) + 1);
+  if (count != 1 || names == NULL)
+    return NULL;
+  names[0] = strcpy((char *)(names + 1), site_name);
+  return names;
+}
+
+START_TEST(report_is_json_whatever_a_program_is_called) {
+  static const char *const names[][2] = {{"a\"b\\c\x01 \xc3\xa9", "a\"b\\c\x01 \xc3\xa9"},
+                                         {"\xff(main+1)", "\xef\xbf\xbd(main+1)"},
+                                         {"\xe2\x82", "\xef\xbf\xbd\xef\xbf\xbd"}};
+  char *text;
+  json_error_t fault;
+  open_pool(&growing);
+  must_malloc(3 * MIB);
+  site_name = names[_i][0];
+  ck_assert_int_eq(pool_report(pool, POOL_ANY_ID, &text), cudaSuccess);
+  json_t *report = json_loads(text, JSON_REJECT_DUPLICATES, &fault);
+  ck_assert_msg(report != NULL, "%s at line %d", fault.text, fault.line);
+  json_t *chunk = json_array_get(json_object_get(report, "chunks"), 0);
+  json_t *segment = json_array_get(json_object_get(chunk, "segments"), 0);
+  ck_assert_str_eq(json_string_value(json_object_get(segment, "site")), names[_i][1]);
+  json_decref(report);
+  free(text);
+}
+END_TEST
+
 START_TEST(report_is_json_that_adds_up) {
   char *text;
   json_error_t fault;
@@ -1371,6 +1403,7 @@ int main(void) {
   tcase_add_test(tests, pool_has_room_for_many_chunks);
   tcase_add_test(tests, external_fragmentation_is_one_less_the_largest_holes_share);
   tcase_add_test(tests, report_is_json_that_adds_up);
+  tcase_add_loop_test(tests, report_is_json_whatever_a_program_is_called, 0, 3);
   tcase_add_test(tests, explanation_names_the_reason);
   tcase_add_test(tests, explanation_quotes_the_source);
   tcase_add_test(tests, elastic_pool_takes_memory_when_it_is_needed);

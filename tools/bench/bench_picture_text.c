@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "bench_picture.h"
 
-#include "bench_text.h"
+#include "base/utf8.h"
 
 void picture_text(FILE *stream, const char *text) {
   const unsigned char *at = (const unsigned char *)text;
   (void)fputc('"', stream);
   while (*at != '\0') {
-    size_t length = text_sequence_length((const char *)at);
+    size_t length = utf8_length((const char *)at);
     if (length == 0)
       (void)fputs("\\ufffd", stream);
     else if (*at < 0x20 || *at == 0x7f || *at == '<' || *at == '>' || *at == '&') /* keeps out </script> and <!-- */

@@ -3,31 +3,7 @@
 
 #include <stdbool.h>
 
-/* By table 3-7 of the Unicode standard.  No sequence has the terminating 0. */
-size_t text_sequence_length(const char *from) {
-  const unsigned char *text = (const unsigned char *)from;
-  unsigned char least = 0x80, most = 0xbf;
-  size_t length;
-  if (text[0] < 0x80)
-    return 1;
-  if (text[0] < 0xc2 || text[0] > 0xf4)
-    return 0;
-  length = text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : 4;
-  if (text[0] == 0xe0)
-    least = 0xa0;
-  if (text[0] == 0xed) /* else it is a surrogate */
-    most = 0x9f;
-  if (text[0] == 0xf0)
-    least = 0x90;
-  if (text[0] == 0xf4) /* else it is beyond U+10FFFF */
-    most = 0x8f;
-  if (text[1] < least || text[1] > most)
-    return 0;
-  for (size_t i = 2; i < length; i++)
-    if (text[i] < 0x80 || text[i] > 0xbf)
-      return 0;
-  return length;
-}
+#include "base/utf8.h"
 
 /* Also U+0080 to U+009f, which some terminals obey. */
 static bool is_control(const char *text) {
@@ -41,7 +17,7 @@ void text_print(FILE *stream, const char *text, size_t bytes, size_t characters_
       (void)fputs("...", stream);
       return;
     }
-    size_t length = text_sequence_length(text);
+    size_t length = utf8_length(text);
     bool plain = length > 0 && !is_control(text);
     if (plain)
       (void)fwrite(text, 1, length, stream);

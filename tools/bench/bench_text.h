@@ -5,9 +5,6 @@
 
 #include <stdio.h>
 
-/* The length of the well-formed UTF-8 sequence at text; 0 if there is none.  It stops at the terminating 0. */
-size_t text_sequence_length(const char *text);
-
 /* Prints so many bytes of a text, or those before its end, for a terminal: what would control it is written as \x1b,
  * and so is what is no UTF-8.  After characters_most, dots stand for the rest. */
 void text_print(FILE *stream, const char *text, size_t bytes, size_t characters_most);
