@@ -119,8 +119,9 @@ MAM_API cudaError_t MAM_Create_auto(void);
  * (mam(7)): "vmm", "chunks", "device", ...; "40G", "50%".  NULL or "" keeps what holds.  After a success they hold for
  * all default pools that are created later in the process.  On failure they do not, and nothing else has changed.
  *
- * The first call of the process that needs a default pool settles whether default pools are in plain host memory
- * ("host") or not, also if it fails.  A later call cannot change that.
+ * The first call of the process that allocates, or that creates, looks at, trims or ends a pool of any kind, settles
+ * whether default pools are in plain host memory ("host") or not.  If it is this one and source and limit are
+ * understood, it settles it even if it fails.  A later call cannot change that.
  *
  * Errors: those of MAM_Create_auto; cudaErrorInvalidValue if source or limit is not understood; cudaErrorNotSupported
  * if source would change from plain host memory to another source or back. */
@@ -243,7 +244,7 @@ MAM_API cudaError_t MAM_CaptureEnd(void);
 /* ---- Giving back ---- */
 
 /* Gives free memory back to the source, as long as the default pool of the current context holds more than keep_bytes.
- * The pool first collects what threads keep for their next allocations.  A pool of MAM_SOURCE_VMM, and one of
+ * If it does, it first collects what threads keep for their next allocations.  A pool of MAM_SOURCE_VMM, and one of
  * MAM_SOURCE_HOST without a chunk size, gives back free pieces of 2 MiB or more, also between live blocks.  Other pools
  * give back free chunks.  Blocks never move.  Memory that waits for the GPU stays.  The call does not wait for kernels,
  * except where the driver does so to take a chunk back (cuMemFree), or has no fences and so tells only by a wait that
@@ -375,7 +376,7 @@ MAM_API cudaError_t MAM_PoolTrim(MAM_Pool pool, size_t keep_bytes);
 typedef struct MAM_PoolInfo {
   size_t struct_size;        /* in: sizeof(MAM_PoolInfo); the call writes no more than this */
   size_t reserved_bytes;     /* taken from the source; of mapped memory, what is mapped */
-  size_t used_bytes;         /* in live blocks, rounded up to the alignment or the size class */
+  size_t used_bytes;         /* in live blocks: requests rounded up, or larger kept blocks that threads took back */
   size_t requested_bytes;    /* in live blocks, as requested; of each of up to 32 KiB, as many as 15 bytes more */
   size_t waiting_bytes;      /* freed, but the GPU may still use them */
   size_t free_bytes;         /* ready to be handed out */
