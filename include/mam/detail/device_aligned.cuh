@@ -41,7 +41,7 @@ MAM__OUTLINE void *mam__malloc_aligned_rest(MAM__TAG(1) struct mam__heap_control
   return MAM__OUT_OF_SIGHT(mam__malloc_pages)(home, control, bytes);
 }
 
-static __device__ __forceinline__ void *mam_malloc_aligned(mam_device_heap heap, size_t alignment, size_t bytes) {
+MAM__INLINE void *mam_malloc_aligned(mam_device_heap heap, size_t alignment, size_t bytes) {
   size_t mask = alignment - 1;
   if (mask >= MAM__PAGE_BYTES || (alignment & mask) != 0)
     return 0;

@@ -33,7 +33,7 @@ MAM__OUTLINE void mam__free_wrong(struct mam__heap_control *control, mam__u64 *w
 
 /* The or of the bits of all lanes of the calling lane's group.  All lanes that are here come, and each reduction is
  * made by all of them, for one group after the other.  firsts: the groups' first lanes. */
-MAM__COLLECTIVE mam__u32 mam__lanes_or(mam__u32 here, mam__u32 firsts, mam__u32 group, mam__u32 bits) {
+MAM__INLINE mam__u32 mam__lanes_or(mam__u32 here, mam__u32 firsts, mam__u32 group, mam__u32 bits) {
   mam__u32 all = 0;
 #if __CUDA_ARCH__ >= 800
   for (; firsts != 0; firsts &= firsts - 1) {
@@ -54,7 +54,7 @@ MAM__COLLECTIVE mam__u32 mam__lanes_or(mam__u32 here, mam__u32 firsts, mam__u32 
 /* Lanes of more groups than this free their chunks each by itself. */
 enum { MAM__FREE_GROUPS = 4 };
 
-static __device__ __forceinline__ void mam_free(mam_device_heap heap, void *block) {
+MAM__INLINE void mam_free(mam_device_heap heap, void *block) {
   mam__u64 offset = (mam__u64)block - heap.base;
   mam__u32 entry = 0;
   if (!MAM_HEAP_CHECKED && (offset >> MAM__PAGE_SHIFT) < heap.page_count)
@@ -82,7 +82,7 @@ static __device__ __forceinline__ void mam_free(mam_device_heap heap, void *bloc
     MAM__OUT_OF_SIGHT(mam__word_follow)(bit.word, bits, old, mam__heap_area(&heap));
 }
 
-static __device__ __forceinline__ size_t mam_malloc_size(mam_device_heap heap, const void *block) {
+MAM__INLINE size_t mam_malloc_size(mam_device_heap heap, const void *block) {
   return heap.control != 0 && block != 0 ? MAM__OUT_OF_SIGHT(mam__block_bytes)(heap.control, (mam__u64)block) : 0;
 }
 

@@ -244,7 +244,7 @@ MAM__INLINE void *mam__malloc_kind(const mam_device_heap &heap, mam__u32 home, m
   return mam__malloc_more(heap, wanted, slot | chunks_log2 << MAM__REST_CHUNKS, prior, group);
 }
 
-static __device__ __forceinline__ void *mam_malloc(mam_device_heap heap, size_t bytes) {
+MAM__INLINE void *mam_malloc(mam_device_heap heap, size_t bytes) {
   mam__u32 home = mam__home_here(heap);
   if (bytes - 1 >= MAM__CHUNK_BYTES)
     return MAM__OUT_OF_SIGHT(mam__malloc_pages)(home, heap.control, bytes);
@@ -253,7 +253,7 @@ static __device__ __forceinline__ void *mam_malloc(mam_device_heap heap, size_t 
   return mam__malloc_kind(heap, home, size_class, size_class, shift, multiple);
 }
 
-static __device__ __forceinline__ void *mam_malloc_typed(mam_device_heap heap, mam_type type) {
+MAM__INLINE void *mam_malloc_typed(mam_device_heap heap, mam_type type) {
   mam__u32 kind = mam__type_kind(type), shift = mam__class_shift(kind);
   if (mam__kind_type(kind) == 0 || mam__type_heap(type) != heap.number)
     return 0;
@@ -261,7 +261,7 @@ static __device__ __forceinline__ void *mam_malloc_typed(mam_device_heap heap, m
                           mam__class_multiple(kind, shift));
 }
 
-static __device__ __forceinline__ void *mam_malloc_why(mam_device_heap heap, size_t bytes, mam_heap_status *why) {
+MAM__INLINE void *mam_malloc_why(mam_device_heap heap, size_t bytes, mam_heap_status *why) {
   void *block = mam_malloc(heap, bytes);
   *why = block != 0                                                ? MAM_HEAP_OK
          : heap.control == 0                                       ? MAM_HEAP_BAD

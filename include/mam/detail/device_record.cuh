@@ -11,8 +11,7 @@
 #include <mam/detail/device_aligned.cuh>
 #include <mam/detail/heap_record.h>
 
-static __device__ __forceinline__ void *mam_malloc_at(mam_device_heap heap, size_t bytes, const char *file,
-                                                      unsigned line) {
+MAM__INLINE void *mam_malloc_at(mam_device_heap heap, size_t bytes, const char *file, unsigned line) {
   if (heap.control == 0 || heap.control->sites == 0 || bytes - 1 >= ~(size_t)0 - sizeof(struct mam__record))
     return mam_malloc(heap, bytes);
   void *block = mam_malloc(heap, bytes + sizeof(struct mam__record));
@@ -22,8 +21,8 @@ static __device__ __forceinline__ void *mam_malloc_at(mam_device_heap heap, size
 }
 
 /* As mam_malloc_at.  The record is at the end of the block, so the bytes before it are aligned. */
-static __device__ __forceinline__ void *mam__malloc_aligned_at(mam_device_heap heap, size_t alignment, size_t bytes,
-                                                               const char *file, unsigned line) {
+MAM__INLINE void *mam__malloc_aligned_at(mam_device_heap heap, size_t alignment, size_t bytes, const char *file,
+                                         unsigned line) {
   if (heap.control == 0 || heap.control->sites == 0 || bytes - 1 >= ~(size_t)0 - sizeof(struct mam__record))
     return mam_malloc_aligned(heap, alignment, bytes);
   void *block = mam_malloc_aligned(heap, alignment, bytes + sizeof(struct mam__record));

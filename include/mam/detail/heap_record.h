@@ -100,7 +100,7 @@ MAM__OUTLINE void mam__record_write(struct mam__heap_control *control, mam__u64 
 }
 
 /* The bytes of a live block that its owner may use: all but the record, if there is one. */
-MAM__OUTLINE mam__u64 mam__record_size(struct mam__heap_control *control, mam__u64 address) {
+MAM__OUTLINE mam__u64 mam__record_size(MAM__TAG(5) struct mam__heap_control *control, mam__u64 address) {
   mam__u64 bytes = MAM__OUT_OF_SIGHT(mam__block_bytes)(control, address);
   if (bytes == 0 || control->sites == 0 || !mam__record_holds(mam__record_place(address, bytes), address))
     return bytes;

@@ -141,12 +141,12 @@ MAM__INLINE mam_warp *mam__warp_start_for(mam_device_heap heap, mam__u32 lanes, 
   return warp;
 }
 
-static __device__ __forceinline__ mam_warp *mam_warp_start_lanes(mam_device_heap heap, unsigned lanes,
-                                                                 mam_warp_options options, mam_heap_status *why) {
+MAM__INLINE mam_warp *mam_warp_start_lanes(mam_device_heap heap, unsigned lanes, mam_warp_options options,
+                                           mam_heap_status *why) {
   return mam__warp_start_for(heap, mam__mask_alive(lanes), options, why);
 }
 
-static __device__ __forceinline__ mam_warp *mam_warp_start(mam_device_heap heap) {
+MAM__INLINE mam_warp *mam_warp_start(mam_device_heap heap) {
   const mam_warp_options options = MAM_WARP_OPTIONS_INIT;
   return mam__warp_start_for(heap, mam__mask_alike_u64((mam__u64)heap.control), options, 0);
 }
@@ -163,7 +163,7 @@ template <typename Group> static __device__ mam_warp *mam_warp_start(mam_device_
 /* ---- Allocating ---- */
 
 /* The sum of the values of the lanes of a group before this lane.  *all: the sum of all. */
-MAM__COLLECTIVE mam__u64 mam__warp_sum(mam__u32 group, mam__u64 value, mam__u64 *all) {
+MAM__INLINE mam__u64 mam__warp_sum(mam__u32 group, mam__u64 value, mam__u64 *all) {
   mam__u64 before = 0, sum = 0;
   mam__u32 lane = mam__warp_lane(), top = mam__lowest_u32(group);
   if (__all_sync(group, value == __shfl_sync(group, value, (int)top))) {
@@ -269,13 +269,13 @@ MAM__OUTLINE void *mam__warp_malloc_rest(MAM__TAG(3) mam_warp *warp, size_t byte
 #define MAM__WARP_WHOLE 0xffffffffu
 
 /* 0 if all lanes of a whole warp have the same value. */
-MAM__COLLECTIVE mam__u32 mam__warp_differs(mam__u32 value) { return value ^ __shfl_sync(MAM__WARP_WHOLE, value, 0); }
-MAM__COLLECTIVE mam__u32 mam__warp_header_differs(const mam_warp *warp) {
+MAM__INLINE mam__u32 mam__warp_differs(mam__u32 value) { return value ^ __shfl_sync(MAM__WARP_WHOLE, value, 0); }
+MAM__INLINE mam__u32 mam__warp_header_differs(const mam_warp *warp) {
   return mam__warp_differs((mam__u32)(mam__u64)warp) | mam__warp_differs((mam__u32)((mam__u64)warp >> 32));
 }
 
 /* The sum of the values of a whole warp's lanes up to this lane's, included. */
-MAM__COLLECTIVE mam__u32 mam__warp_scan(mam__u32 value, mam__u32 lane) {
+MAM__INLINE mam__u32 mam__warp_scan(mam__u32 value, mam__u32 lane) {
   MAM__UNROLL
   for (mam__u32 step = 1; step < 32; step *= 2) {
     mam__u32 other = __shfl_up_sync(MAM__WARP_WHOLE, value, step);
@@ -329,7 +329,7 @@ MAM__OUTLINE void *mam__warp_malloc_part(MAM__TAG(2) mam_warp *warp, size_t byte
   return (void *)(mam__warp_address(hot.current) + ((mam__u64)left << hot.block_shift));
 }
 
-static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t bytes) {
+MAM__INLINE void *mam_warp_malloc(mam_warp *warp, size_t bytes) {
   if (warp == 0)
     return 0;
   mam__u32 here = __activemask();
@@ -355,7 +355,7 @@ static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t b
   return MAM__OUT_OF_SIGHT(mam__warp_malloc_rest)(warp, bytes);
 }
 
-static __device__ __forceinline__ void *mam_warp_malloc_why(mam_warp *warp, size_t bytes, mam_heap_status *why) {
+MAM__INLINE void *mam_warp_malloc_why(mam_warp *warp, size_t bytes, mam_heap_status *why) {
   void *block = mam_warp_malloc(warp, bytes);
   *why = block != 0                                                                                  ? MAM_HEAP_OK
          : !mam__warp_seems_sound(warp)                                                              ? MAM_HEAP_BAD
@@ -386,7 +386,7 @@ MAM__OUTLINE void mam__warp_leave_here(MAM__TAG(2) mam_warp *warp, enum mam__war
   __syncwarp(group);
 }
 
-static __device__ __forceinline__ void mam_warp_tidy_up(mam_warp *warp) {
+MAM__INLINE void mam_warp_tidy_up(mam_warp *warp) {
   if (mam__warp_sound(warp))
     MAM__OUT_OF_SIGHT(mam__warp_leave_here)(warp, MAM__WARP_TIDIES);
 }
@@ -422,13 +422,13 @@ MAM__INLINE bool mam__warp_end_whole(mam_warp *warp) {
   return true;
 }
 
-static __device__ __forceinline__ void mam_warp_end(mam_warp *warp) {
+MAM__INLINE void mam_warp_end(mam_warp *warp) {
   if (!mam__warp_sound(warp) || (__activemask() == MAM__WARP_WHOLE && mam__warp_end_whole(warp)))
     return;
   MAM__OUT_OF_SIGHT(mam__warp_leave_here)(warp, MAM__WARP_ENDS);
 }
 
-static __device__ __forceinline__ mam_warp *mam_warp_hand_over(mam_warp *warp) {
+MAM__INLINE mam_warp *mam_warp_hand_over(mam_warp *warp) {
   if (!mam__warp_sound(warp) ||
       (mam__warp_taking_part(mam__load_relaxed_u64(&warp->lanes)) >> mam__warp_lane() & 1) == 0)
     return 0;
@@ -446,7 +446,7 @@ MAM__OUTLINE mam_warp *mam__warp_adopt_rest(mam_warp *warp) {
   return __shfl_sync(group, adopted, (int)mam__lowest_u32(group)) != 0 ? warp : 0;
 }
 
-static __device__ __forceinline__ mam_warp *mam_warp_adopt(mam_warp *warp) {
+MAM__INLINE mam_warp *mam_warp_adopt(mam_warp *warp) {
   return warp != 0 ? MAM__OUT_OF_SIGHT(mam__warp_adopt_rest)(warp) : 0;
 }
 
