@@ -175,6 +175,16 @@ static const struct {
     {4 * MIB, 256, 256, 0.95, 0.95}, {4 * MIB, 1024, 1024, 0.95, 0.95}, {8 * MIB, 4096, 4096, 0.95, 0.95},
 };
 
+/* An empty heap gives 90 % of its pages in one piece at the first request, whatever slots held before. */
+static void assert_gives_one_piece(void) {
+  size_t pages = (size_t)model->control->heap.page_count * 9 / 10;
+  void *piece = heap_model_malloc(model, pages << MAM__PAGE_SHIFT, 0);
+  if (piece == NULL)
+    ck_abort_msg("no %zu pages in a row, though %u of %u are free", pages, heap_model_free_pages(model),
+                 model->control->heap.page_count);
+  ck_assert(heap_model_free(model, piece));
+}
+
 /* Fills and empties a heap several times: what one crowd leaves must not keep memory from the next one.  Returns the
  * mean share that was handed out. */
 enum { FILLS = 4 };
@@ -190,6 +200,7 @@ static double fill_and_empty(size_t heap_bytes, double least_share, bool lazy) {
       ck_abort_msg("round %u: of %zu bytes only %.1f %% are handed out in %u to %u bytes", round, heap_bytes,
                    100 * share, low, high);
     free_all();
+    assert_gives_one_piece();
   }
   return all / FILLS;
 }

@@ -746,6 +746,23 @@ static void flush_and_take(void) {
   flush();
   claim_by_recycling(CLASS_A);
 }
+static void take_a_ticket(void) {
+  mam__u64 *slot = mam__slot_at(model->control, mam__kind_number(CLASS_A) * model->control->heap.slot_count);
+  mam__u32 limit = mam__slot_limit(&model->control->heap, CLASS_A);
+  struct mam__claim claim = mam__claim_tickets(slot, mam__slot_take(slot, 1), CLASS_A, limit, 1);
+  if (claim.mask != 0)
+    hold((void *)(uintptr_t)claim.address);
+  else if ((claim.address & MAM__REST_REFILL) != 0) /* leaves the task to the next request */
+    (void)mam__exchange_release_u64(slot, MAM__SLOT_DRY | limit);
+}
+/* A slot that holds chunks has its bit in control->held. */
+static void no_slot_is_forgotten(void) {
+  mam__u32 number = mam__kind_number(CLASS_A), count = model->control->heap.slot_count;
+  mam__u64 ticket = *mam__slot_at(model->control, number * count) & MAM__SLOT_TICKETS;
+  if (ticket < mam__slot_limit(&model->control->heap, CLASS_A) &&
+      (model->control->held[number] & mam__held_bit(count, 0)) == 0)
+    violation = "a flush has forgotten a slot that holds chunks";
+}
 /* A request for a chunk of a class, from a first step on.  Returns whether it got one. */
 static bool ask(mam__u32 size_class, mam__u32 first) {
   struct mam__request request = {model->control, size_class, 0, 1, 0, 0, 0, 0};
@@ -885,6 +902,7 @@ static const struct scenario scenarios[] = {
      {free_0, free_1, search_three},
      more_are_still_missing},
     {"a flush of the last chunk against a request", 2, slot_holds_one, {flush, need_a}, NULL},
+    {"a flush against a request that takes a ticket", 2, slot_holds_two, {flush, take_a_ticket}, no_slot_is_forgotten},
     {"a flush of the last chunk against a smaller request", 2, slot_holds_one, {flush, need_smaller}, NULL},
     {"two that flush the last two chunks", 2, slot_holds_two, {flush_and_take, need_a}, NULL},
     {"a flush of the last span against a run", 2, slot_holds_all, {flush, need_run}, NULL},

@@ -173,12 +173,18 @@ MAM__OUTLINE mam__u32 mam__slots_look(MAM__TAG(6) const mam__u64 *slots, mam__u3
 /* Frees the chunks of a slot that have no ticket.  Returns whether there were any.  Meanwhile the slot's word says so:
  * threads that ask for tickets wait, and a check does not take a chunk that is being freed for a live one. */
 MAM__OUTLINE int mam__slot_flush(MAM__TAG(2) mam__u32 limit, struct mam__heap_control *control, mam__u32 number) {
-  mam__u64 now = mam__load_relaxed_u64(mam__slot_at(control, number));
-  mam__u32 ticket = (mam__u32)(now & MAM__SLOT_TICKETS);
-  /* acq_rel: the tickets are the caller's, and it sees the span's words as they were when the slot was refilled. */
-  if (ticket >= limit ||
-      mam__cas_acq_rel_u64(mam__slot_at(control, number), now, MAM__SLOT_FLUSHED | (limit + 1)) != now)
-    return 0;
+  mam__u64 now, seen = mam__load_relaxed_u64(mam__slot_at(control, number));
+  mam__u32 ticket;
+  /* Again if another thread took tickets: what it left would be forgotten, since the group's bit is 0.
+   * acq_rel: the tickets are the caller's, and it sees the span's words as they were when the slot was refilled. */
+  MAM__LOOP
+  do {
+    now = seen;
+    ticket = (mam__u32)(now & MAM__SLOT_TICKETS);
+    if (ticket >= limit)
+      return 0;
+    seen = mam__cas_acq_rel_u64(mam__slot_at(control, number), now, MAM__SLOT_FLUSHED | (limit + 1));
+  } while (seen != now);
   const struct mam__area *area = mam__area_find(control, mam__slot_address(now));
   MAM__LOOP
   for (; ticket < limit; ticket = (ticket | 31) + 1) {
