@@ -24,12 +24,10 @@
 /* The number of chunks of a span as base-2 logarithms, four bits for each shift, the least shift lowest: 256 chunks of
  * up to 128 bytes, half as many for each further power of two. */
 #define MAM__CHUNKS 0x012345678ull
-/* The same for a roomy heap. */
-#define MAM__ROOMY_CHUNKS 0x012345788ull
 /* The same for a vast heap.  Its spans have more chunks above 512 bytes, so there are fewer refills; warp heaps take 8
  * and 32 KiB at a time. */
 #define MAM__VAST_CHUNKS 0x345667788ull
-/* A heap of at least so many MiB is roomy: it is lazy, and some of its spans have more chunks. */
+/* A heap of at least so many MiB is roomy: it is lazy, and has more slots. */
 #define MAM__ROOMY_MIB 256
 /* A heap of at least so many MiB is vast.  A slot of each class then holds 4.6 MiB together, else 1.6 MiB or less.  If
  * many classes are in use, a smaller heap with such spans has most of its memory in spans of which little is in use: of
@@ -38,6 +36,8 @@
 /* One slot of each of the common classes holds so many bytes together.  A heap has as many slots of each class as an
  * eighth of it has room for. */
 #define MAM__SLOT_BYTES (352 << 10)
+/* The same for a roomy heap. */
+#define MAM__ROOMY_SLOT_BYTES (224 << 10)
 /* The warps of a multiprocessor have at most 16 slots of each class: a base-2 logarithm. */
 #define MAM__WARP_BITS 4
 #endif
@@ -47,10 +47,10 @@
  * all classes are in use, their slots can hold most of it. */
 MAM__INLINE void mam__heap_tune(mam_device_heap *heap, mam__u64 bytes, mam__u32 multiprocessors) {
   int roomy = bytes >= (mam__u64)MAM__ROOMY_MIB << 20;
-  mam__u64 share = bytes / 8 / MAM__SLOT_BYTES;
+  mam__u64 share = bytes / 8 / (roomy ? MAM__ROOMY_SLOT_BYTES : MAM__SLOT_BYTES);
   if (multiprocessors > MAM__HOMES)
     multiprocessors = MAM__HOMES;
-  mam__u64 chunks = bytes >= (mam__u64)MAM__VAST_MIB << 20 ? MAM__VAST_CHUNKS : roomy ? MAM__ROOMY_CHUNKS : MAM__CHUNKS;
+  mam__u64 chunks = bytes >= (mam__u64)MAM__VAST_MIB << 20 ? MAM__VAST_CHUNKS : MAM__CHUNKS;
   mam__u32 warp_bits = 0, home_shift = 0, park_bits = 0;
   MAM__LOOP
   while (warp_bits < MAM__WARP_BITS && share >= (mam__u64)multiprocessors << (warp_bits + 1))
