@@ -76,7 +76,7 @@ says "explain with sites" '2100224 bytes in 5 blocks, allocated at'
 said=$(MAM_SORCE=host MAM_LINGER=7 MAM_TEST_SMALL=1 $program clean 2>&1)
 says "unknown options" 'mam: MAM_SORCE is no option of this library' 'mam: MAM_LINGER is no option of this library'
 lines "unknown options" 2
-said=$(MAM_SORCE='' MAM_LINGER= $program clean 2>&1)
+said=$(MAM_SORCE='' MAM_LINGER='' $program clean 2>&1)
 lines "unknown options that are empty" 0
 
 said=$(MAM_LOG=verbose $program clean 2>&1)
