@@ -295,6 +295,10 @@ public:
   explicit host_resource(const MAM_PoolOptions &options)
       : pool_(make_pool(checked(options))), place_(mam::in(pool_, options.alignment != 0 ? options.alignment : 512)) {}
 
+  /* Containers keep its address, as that of any memory resource. */
+  host_resource(const host_resource &) = delete;
+  host_resource &operator=(const host_resource &) = delete;
+
   MAM_Pool pool() const noexcept { return pool_.get(); }
 
 private:

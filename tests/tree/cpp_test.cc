@@ -215,6 +215,9 @@ void cub_s_allocator_gives_errors() {
 
 #if defined(MAM_HAVE_PMR)
 void resource_of_the_standard_serves_containers() {
+  static_assert(!std::is_move_constructible<mam::host_resource>::value &&
+                    !std::is_move_assignable<mam::host_resource>::value,
+                "containers keep the address of a resource");
   mam::host_resource memory, other;
   {
     std::pmr::vector<std::pmr::string> words(&memory);
