@@ -244,11 +244,12 @@ MAM_API cudaError_t MAM_CaptureEnd(void);
 /* ---- Giving back ---- */
 
 /* Gives free memory back to the source, as long as the default pool of the current context holds more than keep_bytes.
- * If it does, it first collects what threads keep for their next allocations.  A pool of MAM_SOURCE_VMM, and one of
- * MAM_SOURCE_HOST without a chunk size, gives back free pieces of 2 MiB or more, also between live blocks.  Other pools
- * give back free chunks.  Blocks never move.  Memory that waits for the GPU stays.  The call does not wait for kernels,
- * except where the driver does so to take a chunk back (cuMemFree), or has no fences and so tells only by a wait that
- * work has finished (MAM_CudaFree above).  During a capture that the library knows of, it does not wait for that.
+ * If it holds more, it first collects what threads keep for their next allocations.  A pool of MAM_SOURCE_VMM, and one
+ * of MAM_SOURCE_HOST without a chunk size, gives back free pieces of 2 MiB or more, also between live blocks.  Other
+ * pools give back free chunks.  Blocks never move.  Memory that waits for the GPU stays.  The call does not wait for
+ * kernels, except where the driver does so to take a chunk back (cuMemFree), or has no fences and so tells only by a
+ * wait that work has finished (MAM_CudaFree above).  During a capture that the library knows of, it does not wait for
+ * that.
  *
  * cudaSuccess                 also if nothing could be given back, or there is no pool
  * other                       what the driver returned.  What was given back before stays given back */

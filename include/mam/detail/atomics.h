@@ -35,7 +35,8 @@ typedef unsigned long long mam__u64;
 /* MAM__INLINE: a function that becomes a part of its callers.  With -G it is called: there each variable of a function
  * has a register and a place on the stack of its own, and a kernel took 208 registers and 8,480 bytes of stack.
  * MAM__COLLECTIVE: a function that becomes a part of its callers with -G, too.  It votes, matches or reduces, and lanes
- * of two callers must not do that together.  (Where only one function calls it, it is MAM__INLINE.)
+ * of two callers must not do that together.  (It is MAM__INLINE where only one function calls it, or a whole warp makes
+ * it.)
  * MAM__OUTLINE: a function that does not, so that a kernel pays for its registers and its code in one place.  It is for
  * what a kernel seldom needs.
  * MAM__JOINED: a part of its callers, which save less on the stack without a call in between.  With -rdc=true it is out
