@@ -392,9 +392,8 @@ static cudaError_t list(const struct heap_inside *inside, struct heap_compact *c
                         size_t capacity, size_t *count) {
   struct mam_compact work;
   mam__u32 number = mam__kind_type(mam__type_kind(type));
-  if (mam__type_heap(type) != inside->handle->number)
-    return error_set(cudaErrorInvalidValue, "type %u belongs to another heap, or is none", type);
-  if (number == 0 || number > compact->types)
+  if (number == 0 || number > compact->types ||
+      type != mam__type_of(compact->kinds[number - 1], inside->handle->number))
     return error_set(cudaErrorInvalidValue, "the heap has no type %u", type);
   cudaError_t error = prepare(inside, compact, &work);
   if (error != cudaSuccess)

@@ -338,9 +338,19 @@ START_TEST(a_type_is_one_of_its_heap_alone) {
     ck_assert_uint_eq(count, 77);
     ck_assert_uint_ne(objects.type, own);
   }
+  /* Nor is any number a type that differs from one in a bit: it might have another size. */
+  objects.bytes = 512;
+  for (unsigned bit = 0; bit < 32; bit++) {
+    size_t count = 77;
+    objects.type = own ^ 1u << bit;
+    tally->refused = 0;
+    GPU_OK(gpu_compact_create(other.handle, objects, tally));
+    GPU_OK(cudaDeviceSynchronize());
+    ck_assert_msg(tally->refused == objects.count, "bit %u: %llu refused", bit, (unsigned long long)tally->refused);
+    MAM_IS(MAM_HeapObjects(other.heap, objects.type, NULL, 0, &count), cudaErrorInvalidValue);
+  }
   MAM_OK(MAM_HeapGetInfo(other.heap, &info));
   ck_assert_uint_eq(info.live_count, 0);
-  objects.bytes = 512;
   objects.type = own;
   objects.count = 1000;
   tally->refused = 0;

@@ -304,13 +304,14 @@ static void lane_body(int) {
     const mam_device_heap handle = none ? mam_device_heap() : handles[fresh.heap];
     unsigned type = draw(kind->heaps);
     if (draw(4) == 0) {
+      unsigned wrong = draw(4) == 0 ? 1 + draw(0xffff) : 0; /* changes size, number or unused bits of the type */
       fresh.bytes = type_bytes[type];
-      fresh.block = mam_malloc_typed(handle, types[type]);
-      none |= type != fresh.heap;
+      fresh.block = mam_malloc_typed(handle, types[type] ^ wrong);
+      none |= type != fresh.heap || wrong != 0;
     } else
       fresh.block = mam_malloc(handle, fresh.bytes);
     if (none && fresh.block != nullptr)
-      fault("the handle of no heap, or a type of another heap, gets a block");
+      fault("the handle of no heap, or what is no type of the heap, gets a block");
     if (!none)
       (fresh.block != nullptr ? served : refused)++;
     if (fresh.block != nullptr) {

@@ -255,7 +255,7 @@ MAM__INLINE void *mam_malloc(mam_device_heap heap, size_t bytes) {
 
 MAM__INLINE void *mam_malloc_typed(mam_device_heap heap, mam_type type) {
   mam__u32 kind = mam__type_kind(type), shift = mam__class_shift(kind);
-  if (mam__kind_type(kind) == 0 || mam__type_heap(type) != heap.number)
+  if (!mam__is_type(&heap, type))
     return 0;
   return mam__malloc_kind(heap, mam__home_here(heap), kind, mam__kind_number(kind), shift,
                           mam__class_multiple(kind, shift));

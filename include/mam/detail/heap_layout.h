@@ -178,6 +178,13 @@ MAM__INLINE mam__u32 mam__kind_numbered(const struct mam__heap_control *control,
                                                               : control->types[number - MAM__HEAP_CLASSES].kind;
 }
 
+/* Whether a number is a type of the heap.  The handle may be that of no heap.  A number that was a type of a heap that
+ * has ended may stand for another size here, so all of it is compared. */
+MAM__INLINE int mam__is_type(const mam_device_heap *heap, mam_type type) {
+  mam__u32 number = mam__kind_type(mam__type_kind(type));
+  return number != 0 && heap->control != 0 && type == mam__type_of(heap->control->types[number - 1].kind, heap->number);
+}
+
 /* ---- Superblocks ---- */
 
 /* The entry of a page.  A free finds it by the usage words alone. */

@@ -84,7 +84,6 @@ MAM__INLINE mam__u32 mam__kind_number(mam__u32 kind) {
 enum { MAM__TYPE_HEAP_SHIFT = 16 };
 MAM__INLINE mam__u32 mam__type_of(mam__u32 kind, mam__u32 heap) { return kind | heap << MAM__TYPE_HEAP_SHIFT; }
 MAM__INLINE mam__u32 mam__type_kind(mam__u32 type) { return type & ((1u << MAM__KIND_BITS) - 1); }
-MAM__INLINE mam__u32 mam__type_heap(mam__u32 type) { return type >> MAM__TYPE_HEAP_SHIFT; }
 /* In the place of a kind: there is no such type. */
 #define MAM__NO_KIND 0xffffffffu
 
