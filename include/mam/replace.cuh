@@ -18,8 +18,9 @@
  * The host names the heap for all files of the program at once.  It is the heap of the current device: a program on two
  * devices calls mam_replace_create with each device current.  Link with -lmam.
  *
- *   -rdc=true     One file that includes this header is enough: all files that are linked with it use its malloc.
- *   without it    Each file that has kernels which allocate includes this header.
+ *   -rdc=true     One file that includes this header is enough: all files that are linked with it use its malloc.  This
+ *                 needs a compiler that knows __local_maxnreg__, as nvcc 13.0 does.
+ *   otherwise     Each file that has kernels which allocate includes this header.
  *   NVRTC         The heap is the module's global mam_replaced_heap.  The host copies to it what MAM_HeapHandle writes.
  *
  * A file that is loaded later (dlopen) has no heap until the host calls mam_replace_use again.  After cudaDeviceReset

@@ -121,10 +121,12 @@ static void replace_end(void) {
 
 START_TEST(one_call_is_for_all_files) {
   static cudaError_t (*const leave[])(void **, unsigned) = {gpu_replace_second_leave, gpu_replace_linked_leave,
-                                                            gpu_replace_plain_leave};
+                                                            gpu_replace_plain_leave, gpu_replace_debug_leave,
+                                                            gpu_replace_beside_leave};
   static cudaError_t (*const give[])(void **, unsigned) = {gpu_replace_plain_free, gpu_replace_second_free,
-                                                           gpu_replace_linked_free};
-  enum { PARTS = 3, BLOCKS = GPU_REPLACE_PART_BLOCKS * THREADS };
+                                                           gpu_replace_linked_free, gpu_replace_beside_free,
+                                                           gpu_replace_debug_free};
+  enum { PARTS = 5, BLOCKS = GPU_REPLACE_PART_BLOCKS * THREADS };
   void **blocks = gpu_heap_array(PARTS * BLOCKS * sizeof *blocks);
   MAM_OK(gpu_replace_create(32 * MIB));
   ck_assert_int_eq(gpu_replace_empty_kernels(), 0);
@@ -140,6 +142,29 @@ START_TEST(one_call_is_for_all_files) {
   GPU_OK(cudaDeviceSynchronize());
   gpu_heap_holds(&heap, 0);
   GPU_OK(cudaGetLastError());
+}
+END_TEST
+
+/* A file without the header takes malloc for CUDA's own, and keeps values in registers that only that one leaves alone.
+ */
+START_TEST(a_file_keeps_its_values_over_a_call) {
+  static cudaError_t (*const keep[])(const unsigned *, unsigned, unsigned *, unsigned) = {
+      gpu_replace_second_keep, gpu_replace_linked_keep, gpu_replace_plain_keep, gpu_replace_debug_keep,
+      gpu_replace_beside_keep};
+  enum { PARTS = 5, GRID = 40, VALUES = GRID * 1024 + GPU_REPLACE_KEPT };
+  unsigned *values = gpu_heap_array(VALUES * sizeof *values), *wrong = gpu_heap_array(PARTS * sizeof *wrong);
+  for (unsigned i = 0; i < VALUES; i++)
+    values[i] = (i + 1) * 2246822519u;
+  for (int i = 0; i < PARTS; i++) {
+    MAM_OK(gpu_replace_create(256 * MIB));
+    struct gpu_heap heap = {.heap = gpu_replace_heap()};
+    wrong[i] = 0;
+    GPU_OK(keep[i](values, 20, &wrong[i], GRID));
+    GPU_OK(cudaDeviceSynchronize());
+    ck_assert_msg(wrong[i] == 0, "part %d: %u of %u values are others", i, wrong[i], GRID * 1024 * GPU_REPLACE_KEPT);
+    gpu_heap_holds(&heap, 0);
+    MAM_OK(gpu_replace_destroy());
+  }
 }
 END_TEST
 
@@ -266,6 +291,7 @@ static Suite *heap_replace_suite(void) {
   tests = gpu_heap_case_add(suite, "created");
   tcase_add_checked_fixture(tests, NULL, replace_end);
   tcase_add_test(tests, one_call_is_for_all_files);
+  tcase_add_test(tests, a_file_keeps_its_values_over_a_call);
   tcase_add_test(tests, a_device_has_one_heap_at_a_time);
   tests = gpu_heap_case_add(suite, "aligned");
   tcase_add_test(tests, aligned_blocks_are_aligned);

@@ -31,16 +31,27 @@ cudaError_t gpu_replace_give(void **blocks, unsigned threads);
 /* The same calls in host code of that file.  Returns 1. */
 int gpu_replace_host(void);
 
-/* Other files of the program.  second: compiled like that file.  linked: with -rdc=true.  plain: linked with it, and
- * without mam/replace.cuh.  empty: without kernels.  Each thread leaves a block in each of four places, or frees what
- * is there. */
-enum { GPU_REPLACE_PART_BLOCKS = 4 };
+/* Other files of the program.  second: compiled like that file.  linked: with -rdc=true.  debug: the same, for
+ * debuggers.  plain and beside: each is linked with one of these two, and does not include mam/replace.cuh.  empty:
+ * without kernels.  Each thread leaves a block in each of four places, or frees what is there.  keep: threads of blocks
+ * of 1,024 keep GPU_REPLACE_KEPT of the values, from their number on, while they allocate and free, and count in *wrong
+ * how many have changed. */
+enum { GPU_REPLACE_PART_BLOCKS = 4, GPU_REPLACE_KEPT = 24 };
 cudaError_t gpu_replace_second_leave(void **blocks, unsigned threads);
 cudaError_t gpu_replace_second_free(void **blocks, unsigned threads);
+cudaError_t gpu_replace_second_keep(const unsigned *values, unsigned rounds, unsigned *wrong, unsigned blocks);
 cudaError_t gpu_replace_linked_leave(void **blocks, unsigned threads);
 cudaError_t gpu_replace_linked_free(void **blocks, unsigned threads);
+cudaError_t gpu_replace_linked_keep(const unsigned *values, unsigned rounds, unsigned *wrong, unsigned blocks);
 cudaError_t gpu_replace_plain_leave(void **blocks, unsigned threads);
 cudaError_t gpu_replace_plain_free(void **blocks, unsigned threads);
+cudaError_t gpu_replace_plain_keep(const unsigned *values, unsigned rounds, unsigned *wrong, unsigned blocks);
+cudaError_t gpu_replace_debug_leave(void **blocks, unsigned threads);
+cudaError_t gpu_replace_debug_free(void **blocks, unsigned threads);
+cudaError_t gpu_replace_debug_keep(const unsigned *values, unsigned rounds, unsigned *wrong, unsigned blocks);
+cudaError_t gpu_replace_beside_leave(void **blocks, unsigned threads);
+cudaError_t gpu_replace_beside_free(void **blocks, unsigned threads);
+cudaError_t gpu_replace_beside_keep(const unsigned *values, unsigned rounds, unsigned *wrong, unsigned blocks);
 int gpu_replace_empty_kernels(void);
 
 /* Takes count aligned blocks, NULL for a refused one, and frees every step-th. */

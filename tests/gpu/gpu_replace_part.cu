@@ -35,6 +35,37 @@ static __global__ void free_kernel(void **blocks) {
   free(blocks[4 * threadIdx.x + 3]);
 }
 
+/* Each thread keeps values over requests and frees of many sizes, and counts in *wrong those that are others then. */
+static __global__ void __launch_bounds__(1024)
+    keep_kernel(const volatile unsigned *values, unsigned rounds, unsigned *wrong) {
+  unsigned kept[GPU_REPLACE_KEPT], at = blockIdx.x * blockDim.x + threadIdx.x;
+#pragma unroll
+  for (unsigned i = 0; i < GPU_REPLACE_KEPT; i++)
+    kept[i] = values[at + i];
+  for (unsigned round = 0; round < rounds; round++) {
+    unsigned drawn = (at + 77 * round) * 2654435761u;
+    void *first = malloc(1 + (drawn >> 20)), *second = __nv_aligned_device_malloc(1 + (drawn >> 26), 64);
+    long *third = new long[1 + (drawn >> 27)];
+    part_line *fourth = new part_line;
+    if ((drawn & 3) != 0)
+      free(first);
+    delete[] third;
+    free(second);
+    delete fourth;
+    if ((drawn & 3) == 0)
+      free(first);
+  }
+#pragma unroll
+  for (unsigned i = 0; i < GPU_REPLACE_KEPT; i++)
+    if (kept[i] != values[at + i])
+      atomicAdd(wrong, 1);
+}
+
+extern "C" cudaError_t NAME(keep)(const unsigned *values, unsigned rounds, unsigned *wrong, unsigned blocks) {
+  keep_kernel<<<blocks, 1024>>>(values, rounds, wrong);
+  return cudaGetLastError();
+}
+
 extern "C" cudaError_t NAME(leave)(void **blocks, unsigned threads) {
   leave_kernel<<<1, threads>>>(blocks);
   return cudaGetLastError();

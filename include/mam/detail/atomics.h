@@ -49,19 +49,27 @@ typedef unsigned long long mam__u64;
  *   with -rdc=true   They have external linkage.  Every call is visible, and the linker knows stack and registers.
  *                    Of functions with one name it takes the one with fewest registers.  So with -G they have internal
  *                    linkage: else other files of the program would get them, which are slow and need more stack.
- *   without it       MAM__OUT_OF_SIGHT hides from ptxas which function is called. */
+ *   without it       MAM__OUT_OF_SIGHT hides from ptxas which function is called.
+ *
+ * MAM__NARROW: with -rdc=true, a function that is called has at most 32 registers, so a kernel has few. mam/replace.cuh
+ * needs it: a file without that header takes malloc for CUDA's own, which changes no register from R32 on. */
+#if defined(__CUDACC_RDC__) && defined(__local_maxnreg__)
+#define MAM__NARROW __local_maxnreg__(32)
+#else
+#define MAM__NARROW
+#endif
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #ifdef __CUDACC_DEBUG__
-#define MAM__INLINE static __device__ __noinline__
+#define MAM__INLINE static __device__ __noinline__ MAM__NARROW
 #else
 #define MAM__INLINE static __device__ __forceinline__
 #endif
 #define MAM__COLLECTIVE static __device__ __forceinline__
 #if defined(__CUDACC_RDC__) && !defined(__CUDACC_DEBUG__)
-#define MAM__OUTLINE inline __device__ __noinline__
+#define MAM__OUTLINE inline __device__ __noinline__ MAM__NARROW
 #define MAM__JOINED MAM__OUTLINE
 #else
-#define MAM__OUTLINE static __device__ __noinline__
+#define MAM__OUTLINE static __device__ __noinline__ MAM__NARROW
 #define MAM__JOINED MAM__INLINE
 #endif
 #else

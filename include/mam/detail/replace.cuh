@@ -43,10 +43,15 @@ MAM__INLINE size_t mam__replaced_size(size_t bytes) { return bytes + (bytes == 0
 #define MAM__REPLACED_ALIGNED
 #endif
 /* With -rdc=true each file that includes this has the functions, whether they are called or not, and the linker keeps
- * one of each.  So calls in all other files find all of them or none. */
-#ifdef __CUDACC_RDC__
+ * one of each.  So calls in all other files find all of them or none.  Such a file takes malloc and free for CUDA's
+ * own, and keeps values in registers that another function may change by CUDA's conventions: R32 to R35, R40 to R43 and
+ * so on.  Functions without these registers (MAM__NARROW) change none of them.  Where the compiler cannot make such
+ * functions, other files find CUDA's own. */
+#if defined(__CUDACC_RDC__) && defined(__local_maxnreg__)
+#define MAM__FOR_ALL_FILES 1
 #define MAM__REPLACED __host__ __device__ __forceinline__ __attribute__((used))
 #else
+#define MAM__FOR_ALL_FILES 0
 #define MAM__REPLACED __host__ __device__ __forceinline__
 #endif
 
@@ -58,7 +63,7 @@ MAM__REPLACED void free(void *block) MAM__REPLACED_C { MAM__OUT_OF_SIGHT(mam__re
 __device__ __forceinline__ void *__nv_aligned_device_malloc_impl(size_t bytes, size_t alignment) {
   return MAM__OUT_OF_SIGHT(mam__replaced_malloc_aligned)(bytes, alignment);
 }
-#ifdef __CUDACC_RDC__
+#if MAM__FOR_ALL_FILES
 MAM__REPLACED void *__cuda_syscall_aligned_malloc(size_t bytes, size_t alignment) {
   return MAM__OUT_OF_SIGHT(mam__replaced_malloc_aligned)(bytes, alignment);
 }

@@ -19,22 +19,16 @@
 #include <stdlib.h>
 #endif
 
-/* The handle of the heap: all 0 until the host has named a heap.  Where files are linked together it is a template, of
- * which the linkers keep one copy. */
-#if defined(__CUDACC_RTC__)
+/* The handle of the heap: all 0 until the host has named a heap.  Each file has its own, also where files are linked
+ * together: a program may have several groups of such files, and then one name would stand for several variables. */
+#ifdef __CUDACC_RTC__
 extern "C" {
 __constant__ mam_device_heap mam_replaced_heap;
 }
-static __device__ unsigned mam__replaced_told;
-#elif defined(__CUDACC_RDC__)
-template <int> __constant__ mam_device_heap mam__replaced_heap_of;
-template <int> __device__ unsigned mam__replaced_told_of;
-#define mam_replaced_heap mam__replaced_heap_of<0>
-#define mam__replaced_told mam__replaced_told_of<0>
 #else
 static __constant__ mam_device_heap mam_replaced_heap;
-static __device__ unsigned mam__replaced_told;
 #endif
+static __device__ unsigned mam__replaced_told;
 
 #ifndef __CUDACC_RTC__
 
