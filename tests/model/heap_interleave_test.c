@@ -381,6 +381,7 @@ static void little_room(void) { prepared[0] = run_of_all_but_a_span(); }
 
 static void free_0(void) { free_prepared(0); }
 static void free_1(void) { free_prepared(1); }
+static void free_2(void) { free_prepared(2); }
 /* A wrong free of what is left behind the last chunk, as mam_free does it. */
 static void free_the_tail(void) {
   struct mam__area area = model->control->superblocks[0];
@@ -735,10 +736,11 @@ static void slot_holds(unsigned count) {
 }
 static void slot_holds_one(void) { slot_holds(1); }
 static void slot_holds_two(void) { slot_holds(2); }
-/* A slot holds all chunks of a span but one, which is free. */
+/* A slot holds the chunks of a span but 17, which are free.  A flush takes no pages from such a span. */
 static void slot_holds_all(void) {
-  slot_holds(31);
-  free_prepared(0);
+  slot_holds(15);
+  for (unsigned i = 0; i < 17; i++)
+    free_prepared(i);
 }
 static void flush(void) { (void)mam__held_flush(mam__kind_number(CLASS_A), model->control); }
 /* A part of a request: two whole ones would have too many states. */
@@ -754,6 +756,72 @@ static void take_a_ticket(void) {
     hold((void *)(uintptr_t)claim.address);
   else if ((claim.address & MAM__REST_REFILL) != 0) /* leaves the task to the next request */
     (void)mam__exchange_release_u64(slot, MAM__SLOT_DRY | limit);
+}
+
+/* ---- A slot's span of which four chunks were handed out: a flush takes most of its pages ---- */
+
+enum { CLASS_OF_TWO = 15 }; /* 512 bytes: a span has 64 chunks and two usage words */
+
+/* Three of them are live. */
+static void three_of(size_t bytes) {
+  if (heap_model_malloc_warp(model, bytes, 0, 4, prepared) != 4)
+    ck_abort_msg("there was room");
+  free_prepared(3);
+}
+static void three_of_a_word(void) { three_of(1024); }
+static void three_of_two_words(void) { three_of(512); }
+static void one_of_a_word(void) {
+  three_of_a_word();
+  free_prepared(1);
+  free_prepared(2);
+}
+static void nothing_is_left(void) {
+  if (heap_model_free_pages(model) != model->control->superblocks[0].page_count)
+    violation = "pages are lost";
+}
+/* In a lazy heap the span is not watched.  Nobody was told of its free chunks. */
+static void lazy_three_of_a_word(void) {
+  lazy();
+  three_of_a_word();
+  free_prepared(2);
+}
+static void lazy_three_of_two_words(void) {
+  lazy();
+  three_of_two_words();
+  free_prepared(2);
+}
+static void flush_two_words(void) { (void)mam__held_flush(CLASS_OF_TWO, model->control); }
+/* Takes pages that the flush may have given back, for a span of another size, which has words and entries there. */
+static void take_cut_pages(void) {
+  mam__u32 page = mam__pages_search(&model->control->superblocks[0], 5, 0);
+  if (page != MAM__NO_PAGE)
+    mam__span_write_alone(&model->control->superblocks[0], page, CLASS_B, 16, 1, MAM__OWNER_NONE);
+}
+/* All pages but those of the span are in use. */
+static void three_and_no_page(void) {
+  three_of_a_word();
+  ck_assert_uint_ne(
+      mam__run_malloc(model->control, (model->control->superblocks[0].page_count - 8) * MAM__PAGE_BYTES, 0), 0);
+}
+/* What is left of the span ends with its last chunk, and a chunk that is free is found by others. */
+static void cut_and_whole(void) {
+  struct mam__area area = model->control->superblocks[0];
+  mam__u64 address = (mam__u64)(uintptr_t)prepared[1];
+  mam__u32 page = (mam__u32)((address - area.base) >> MAM__PAGE_SHIFT);
+  mam__u64 word = area.words[page * MAM__PAGE_WORDS];
+  mam__u32 kind = mam__word_class(word), pages = mam__word_span_pages(word), left = heap_model_free_pages(model);
+  if (pages * MAM__PAGE_BYTES >= 32 << 10 || (word & MAM__WORD_WATCHED) == 0)
+    violation = "a flush left a span as it was";
+  else if ((mam__area_class(area, kind)[page >> 6] >> (page & 63) & 1) != 0)
+    violation = "nobody is told of free chunks";
+  else if (!heap_model_free(model, prepared[1]) ||
+           (mam__block_bytes(model->control, (mam__u64)(uintptr_t)prepared[0]) != 0 &&
+            !heap_model_free(model, prepared[0])) ||
+           (mam__block_bytes(model->control, (mam__u64)(uintptr_t)prepared[2]) != 0 &&
+            !heap_model_free(model, prepared[2])))
+    violation = "a live block was refused";
+  else if (heap_model_free_pages(model) != left + pages)
+    violation = "what a flush left of a span does not end";
 }
 /* A slot that holds chunks has its bit in control->held. */
 static void no_slot_is_forgotten(void) {
@@ -903,6 +971,26 @@ static const struct scenario scenarios[] = {
      more_are_still_missing},
     {"a flush of the last chunk against a request", 2, slot_holds_one, {flush, need_a}, NULL},
     {"a flush against a request that takes a ticket", 2, slot_holds_two, {flush, take_a_ticket}, no_slot_is_forgotten},
+    {"a flush that cuts a span against a free", 2, three_of_a_word, {flush, free_0}, cut_and_whole},
+    {"a flush that cuts a span against its last free", 2, one_of_a_word, {flush, free_0}, nothing_is_left},
+    {"a flush that cuts a span against two frees", 3, three_of_a_word, {flush, free_0, free_2}, cut_and_whole},
+    {"a flush that cuts a span of two words against a free",
+     2,
+     three_of_two_words,
+     {flush_two_words, free_0},
+     cut_and_whole},
+    {"a flush that cuts a span against a sweep", 2, lazy_three_of_a_word, {flush, sweep_all}, cut_and_whole},
+    {"a flush that cuts a span of two words against a sweep",
+     2,
+     lazy_three_of_two_words,
+     {flush_two_words, sweep_all},
+     cut_and_whole},
+    {"a flush that cuts a span against one who takes the pages",
+     2,
+     three_and_no_page,
+     {flush, take_cut_pages},
+     cut_and_whole},
+    {"two that flush a span which they cut", 2, three_of_two_words, {flush_two_words, flush_two_words}, cut_and_whole},
     {"a flush of the last chunk against a smaller request", 2, slot_holds_one, {flush, need_smaller}, NULL},
     {"two that flush the last two chunks", 2, slot_holds_two, {flush_and_take, need_a}, NULL},
     {"a flush of the last span against a run", 2, slot_holds_all, {flush, need_run}, NULL},

@@ -12,6 +12,7 @@
  * While there are more tickets than chunks, a thread is about to write the slot's word.  Instead of an address the word
  * may have 0 (no span yet), MAM__SLOT_DRY (chunks of split spans come before pages) or MAM__SLOT_FLUSHED (the chunks
  * without a ticket are being freed).  Chunks without a ticket count as used, so the span stays while it is in a slot.
+ * A flush frees them and gives back the pages in which there are no others (mam__slot_cut).
  *
  * control->held has a word for each kind, with a bit for each group of its slots, up to 64 groups: 1 if a slot of the
  * group may hold a chunk without a ticket, or is about to.  A refill sets it first.  A flush (mam__held_flush) clears
@@ -170,32 +171,94 @@ MAM__OUTLINE mam__u32 mam__slots_look(MAM__TAG(6) const mam__u64 *slots, mam__u3
 
 /* ---- Flushing ---- */
 
-/* Frees the chunks of a slot that have no ticket.  Returns whether there were any.  Meanwhile the slot's word says so:
- * threads that ask for tickets wait, and a check does not take a chunk that is being freed for a live one. */
-MAM__OUTLINE int mam__slot_flush(MAM__TAG(2) mam__u32 limit, struct mam__heap_control *control, mam__u32 number) {
+/* Takes pages from a slot's span, behind its last chunk with a ticket, as far as what remains is a span: a power of two
+ * of chunks, one without a ticket among them, in whole pages and, if the span has several usage words, in whole words.
+ * Returns the number of chunks that remain, and 16 bits above the number of pages taken.  A type's span is left as it
+ * is: a compaction knows its size.
+ *
+ * The caller has the chunks without a ticket.  So the span does not end meanwhile, and nobody has a chunk in what is
+ * taken.  The words that remain change by an addition to their upper halves, and a free changes the lower half alone,
+ * so neither loses what the other does.  Until all of them have changed, they look like words of two spans, and a
+ * thread that wants to end or to watch the span leaves it.  It will not end before the caller frees its chunks; and it
+ * is watched here, but for the hint (mam__slot_flushed). */
+MAM__INLINE mam__u32 mam__slot_cut(mam__u64 *usage, mam__u32 page, mam__u32 ticket, mam__u32 limit) {
+  mam__u64 *words = &usage[page * MAM__PAGE_WORDS], word = mam__load_relaxed_u64(words);
+  mam__u32 bytes = mam__class_bytes(mam__word_class(word)), chunks = limit > 32 ? 32 : 1;
+  MAM__LOOP
+  while (chunks <= ticket || chunks * bytes % MAM__PAGE_BYTES != 0)
+    chunks *= 2;
+  if (chunks >= limit || mam__kind_type(mam__word_class(word)) != 0)
+    return limit;
+  mam__u32 kept = chunks * bytes >> MAM__PAGE_SHIFT, pages = (limit - chunks) * bytes >> MAM__PAGE_SHIFT;
+  word = (mam__u64)pages << 48 | (mam__u64)(limit > 32 ? (limit - chunks) >> 5 << 8 : limit - chunks) << 32;
+  MAM__LOOP
+  for (mam__u32 i = 0; 32 * i < chunks; i++) { /* relaxed: a thread that frees or claims a chunk needs its word alone */
+    (void)mam__add_relaxed_u64(&words[i], 0 - word);
+    (void)mam__or_relaxed_u64(&words[i], MAM__WORD_WATCHED);
+  }
+  MAM__LOOP
+  for (mam__u32 i = (chunks + 31) >> 5; 32 * i < limit; i++)
+    mam__store_relaxed_u64(&words[i], 0);
+  MAM__LOOP
+  for (mam__u32 i = 0; i < pages; i++)
+    mam__store_relaxed_u16(mam__page_entry(usage, page + kept + i), 0);
+  return chunks | pages << 16;
+}
+
+/* What mam__slot_seize returns. */
+struct mam__seized {
+  mam__u64 slot; /* the slot's word before; 0: it had no chunk without a ticket */
+  mam__u32 left; /* what mam__slot_cut returned */
+};
+
+/* Makes the chunks of a slot that have no ticket the caller's, and cuts the span.  Calls nothing. */
+MAM__OUTLINE struct mam__seized mam__slot_seize(mam__u32 limit, struct mam__heap_control *control, mam__u32 number) {
+  struct mam__seized seized = {0, 0};
   mam__u64 now, seen = mam__load_relaxed_u64(mam__slot_at(control, number));
-  mam__u32 ticket;
   /* Again if another thread took tickets: what it left would be forgotten, since the group's bit is 0.
    * acq_rel: the tickets are the caller's, and it sees the span's words as they were when the slot was refilled. */
   MAM__LOOP
   do {
     now = seen;
-    ticket = (mam__u32)(now & MAM__SLOT_TICKETS);
-    if (ticket >= limit)
-      return 0;
+    if ((now & MAM__SLOT_TICKETS) >= limit)
+      return seized;
     seen = mam__cas_acq_rel_u64(mam__slot_at(control, number), now, MAM__SLOT_FLUSHED | (limit + 1));
   } while (seen != now);
   const struct mam__area *area = mam__area_find(control, mam__slot_address(now));
+  seized.slot = now;
+  seized.left = mam__slot_cut(area->words, (mam__u32)((mam__slot_address(now) - area->base) >> MAM__PAGE_SHIFT),
+                              (mam__u32)(now & MAM__SLOT_TICKETS), limit);
+  return seized;
+}
+
+/* Frees the chunks of a slot that have no ticket.  Returns 0 if there were none, else the span's address and in the
+ * bits below it 1, from bit 1 on the number of pages that mam__slot_cut took.  Meanwhile the slot's word says so:
+ * threads that ask for tickets wait, and a check does not take a chunk that is being freed for a live one. */
+MAM__OUTLINE mam__u64 mam__slot_flush(MAM__TAG(2) mam__u32 limit, struct mam__heap_control *control, mam__u32 number) {
+  struct mam__seized seized = MAM__OUT_OF_SIGHT(mam__slot_seize)(limit, control, number);
+  if (seized.slot == 0)
+    return 0;
+  const struct mam__area *area = mam__area_find(control, mam__slot_address(seized.slot));
   MAM__LOOP
-  for (; ticket < limit; ticket = (ticket | 31) + 1) {
-    mam__u32 word = (mam__u32)((mam__slot_address(now) - area->base) >> MAM__PAGE_SHIFT) * MAM__PAGE_WORDS;
+  for (mam__u32 ticket = (mam__u32)(seized.slot & MAM__SLOT_TICKETS); ticket < (seized.left & 0xffff);
+       ticket = (ticket | 31) + 1) {
+    mam__u32 word = (mam__u32)((mam__slot_address(seized.slot) - area->base) >> MAM__PAGE_SHIFT) * MAM__PAGE_WORDS;
     mam__u32 bits = 0xffffffffu << (ticket & 31);
-    if (limit < 32)
-      bits &= (1u << limit) - 1;
+    if ((seized.left & 0xffff) < 32)
+      bits &= (1u << (seized.left & 0xffff)) - 1;
     (void)mam__chunks_free(*area, word + (ticket >> 5), bits);
   }
-  (void)mam__exchange_release_u64(mam__slot_at(control, number), (now & ~MAM__SLOT_TICKETS) | limit);
-  return 1;
+  (void)mam__exchange_release_u64(mam__slot_at(control, number), (seized.slot & ~MAM__SLOT_TICKETS) | limit);
+  return mam__slot_address(seized.slot) | (seized.left >> 16) << 1 | 1;
+}
+
+/* Gives back the pages that mam__slot_cut took.  flushed: what mam__slot_flush returned.  Before, the span's frees had
+ * set no hint perhaps, since it was not watched; so the hint is set here.  The span may have ended meanwhile. */
+MAM__OUTLINE void mam__slot_flushed(struct mam__heap_control *control, mam__u32 kind, mam__u64 flushed) {
+  const struct mam__area *area = mam__area_find(control, flushed);
+  mam__u32 page = (mam__u32)((flushed - area->base) >> MAM__PAGE_SHIFT), pages = (mam__u32)flushed >> 1 & 63;
+  MAM__OUT_OF_SIGHT(mam__span_hint)(*area, page, kind);
+  mam__pages_release(*area, page + mam__span_pages(control->heap.tuning, kind) - pages, pages);
 }
 
 /* Which of up to MAM__AHEAD kinds have slots that may hold chunks: a bit for each. */
@@ -255,7 +318,10 @@ MAM__OUTLINE mam__u32 mam__held_flush(MAM__TAG(1) mam__u32 number, struct mam__h
     MAM__LOOP
     for (seen &= (1u << MAM__AHEAD) - 1; seen != 0; seen &= seen - 1) {
       first = number * control->heap.slot_count + at;
-      found |= MAM__OUT_OF_SIGHT(mam__slot_flush)(limit, control, first + mam__lowest_u32(seen));
+      mam__u64 flushed = MAM__OUT_OF_SIGHT(mam__slot_flush)(limit, control, first + mam__lowest_u32(seen));
+      found |= (mam__u32)flushed & MAM__FLUSH_FREED;
+      if (((mam__u32)flushed & (MAM__PAGE_BYTES - 1)) > MAM__FLUSH_FREED)
+        MAM__OUT_OF_SIGHT(mam__slot_flushed)(control, number, flushed); /* a class is its number */
     }
   }
   if ((found & MAM__FLUSH_BUSY) != 0) {
