@@ -37,21 +37,15 @@ int gpu_replace_host(void);
  * of 1,024 keep GPU_REPLACE_KEPT of the values, from their number on, while they allocate and free, and count in *wrong
  * how many have changed. */
 enum { GPU_REPLACE_PART_BLOCKS = 4, GPU_REPLACE_KEPT = 24 };
-cudaError_t gpu_replace_second_leave(void **blocks, unsigned threads);
-cudaError_t gpu_replace_second_free(void **blocks, unsigned threads);
-cudaError_t gpu_replace_second_keep(const unsigned *values, unsigned rounds, unsigned *wrong, unsigned blocks);
-cudaError_t gpu_replace_linked_leave(void **blocks, unsigned threads);
-cudaError_t gpu_replace_linked_free(void **blocks, unsigned threads);
-cudaError_t gpu_replace_linked_keep(const unsigned *values, unsigned rounds, unsigned *wrong, unsigned blocks);
-cudaError_t gpu_replace_plain_leave(void **blocks, unsigned threads);
-cudaError_t gpu_replace_plain_free(void **blocks, unsigned threads);
-cudaError_t gpu_replace_plain_keep(const unsigned *values, unsigned rounds, unsigned *wrong, unsigned blocks);
-cudaError_t gpu_replace_debug_leave(void **blocks, unsigned threads);
-cudaError_t gpu_replace_debug_free(void **blocks, unsigned threads);
-cudaError_t gpu_replace_debug_keep(const unsigned *values, unsigned rounds, unsigned *wrong, unsigned blocks);
-cudaError_t gpu_replace_beside_leave(void **blocks, unsigned threads);
-cudaError_t gpu_replace_beside_free(void **blocks, unsigned threads);
-cudaError_t gpu_replace_beside_keep(const unsigned *values, unsigned rounds, unsigned *wrong, unsigned blocks);
+#define GPU_REPLACE_PART(part)                                                                                         \
+  cudaError_t gpu_replace_##part##_leave(void **blocks, unsigned threads);                                             \
+  cudaError_t gpu_replace_##part##_free(void **blocks, unsigned threads);                                              \
+  cudaError_t gpu_replace_##part##_keep(const unsigned *values, unsigned rounds, unsigned *wrong, unsigned blocks);
+GPU_REPLACE_PART(second)
+GPU_REPLACE_PART(linked)
+GPU_REPLACE_PART(plain)
+GPU_REPLACE_PART(debug)
+GPU_REPLACE_PART(beside)
 int gpu_replace_empty_kernels(void);
 
 /* Takes count aligned blocks, NULL for a refused one, and frees every step-th. */

@@ -128,8 +128,9 @@ KERNELS(bound_1024_, __launch_bounds__(1024))
 KERNELS(bound_768_, __launch_bounds__(768))
 #endif
 END
-# The man page promises a stack of at most 456 bytes, 472 with relocatable device code; for debuggers 2,900 and thread blocks of 768, on sm_90 of 1,024.
-# With relocatable device code the called functions have 32 registers, and few kernels need more than these.
+# The man page promises a stack of at most 456 bytes, 472 with relocatable device code; for debuggers 2,900 and thread
+# blocks of 768, on sm_90 of 1,024.  With relocatable device code the called functions have 32 registers, and few
+# kernels need more than these.
 registers_most=40 debug_registers_most=48 stack_most=456 relocatable_stack_most=472 debug_stack_most=2900
 
 # linked SM OBJECT...: what the linker says of a program with relocatable device code: lines "KERNEL REGISTERS STACK".
@@ -145,8 +146,9 @@ linked() {
            }
            print name, registers, stack }'
 }
-# relocatable SM FLAG FILE OBJECT
+# relocatable SM FLAG FILE OBJECT.  If it fails, no object of an earlier call is there to be judged.
 relocatable() {
+  rm -f "$4"
   "$NVCC" -arch="sm_$1" "$2" -I"$include" -Werror all-warnings -rdc=true -c -o "$4" "$3" >"$work/log" 2>&1
 }
 

@@ -51,8 +51,8 @@ typedef unsigned long long mam__u64;
  *                    linkage: else other files of the program would get them, which are slow and need more stack.
  *   without it       MAM__OUT_OF_SIGHT hides from ptxas which function is called.
  *
- * MAM__NARROW: with -rdc=true, a function that is called has at most 32 registers, so a kernel has few. mam/replace.cuh
- * needs it: a file without that header takes malloc for CUDA's own, which changes no register from R32 on. */
+ * MAM__NARROW: with -rdc=true, a function that is called has at most 32 registers, so a kernel has few.  The header
+ * mam/replace.cuh needs that: a file without it takes malloc for CUDA's own, which changes no register from R32 on. */
 #if defined(__CUDACC_RDC__) && defined(__local_maxnreg__)
 #define MAM__NARROW __local_maxnreg__(32)
 #else
