@@ -373,7 +373,8 @@ MAM_API cudaError_t MAM_PoolTrim(MAM_Pool pool, size_t keep_bytes);
 /* ---- Looking into pools ---- */
 
 /* What a pool holds at one moment.  used_bytes + waiting_bytes + free_bytes == reserved_bytes.  Threads keep freed
- * blocks for their next allocations; such a block counts as free, or as waiting while its fence has not passed. */
+ * blocks for their next allocations; such a block counts as free, or as waiting while its fence has not passed.  Start
+ * from MAM_POOL_INFO_INIT. */
 typedef struct MAM_PoolInfo {
   size_t struct_size;        /* in: sizeof(MAM_PoolInfo); the call writes no more than this */
   size_t reserved_bytes;     /* taken from the source; of mapped memory, what is mapped */
@@ -412,6 +413,11 @@ typedef struct MAM_PoolInfo {
   size_t peak_reserved_bytes;    /* the most that reserved_bytes was */
   uint64_t source_call_count;    /* times that the pool took memory from its source or gave some back */
 } MAM_PoolInfo;
+
+/* clang-format off */
+#define MAM_POOL_INFO_INIT \
+  { sizeof(MAM_PoolInfo), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* clang-format on */
 
 /* Fills *info.  pool NULL means the default pool of the current context; the call does not create it.  The call stops
  * the allocations of other threads from the pool for a moment, so that all numbers are of one moment.

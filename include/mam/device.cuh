@@ -83,6 +83,10 @@ template <typename Type> static __device__ void mam_forward(mam_device_heap heap
  * an address at which no live block starts, as far as the call can tell. */
 static __device__ size_t mam_malloc_size(mam_device_heap heap, const void *block);
 
+/* Returns whether the address lies in the heap: in a page of its superblocks, from which blocks come, whether a block
+ * is live there or not.  Any address may be asked about, also one of host memory.  The host calls MAM_HeapContains. */
+static __device__ bool mam_heap_contains(mam_device_heap heap, const void *address);
+
 #include <mam/detail/device_aligned.cuh>
 #include <mam/detail/device_free.cuh>
 #include <mam/detail/device_malloc.cuh>

@@ -90,6 +90,14 @@ MAM_API cudaError_t MAM_HeapDestroy(MAM_Heap heap);
  * compaction too.  cudaErrorContextIsDestroyed also if the heap's pool has ended. */
 MAM_API cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_device_heap *handle);
 
+/* Writes to *contains 1 if the device address lies in the heap, else 0.  It lies in the heap if it is one of a page of
+ * the heap's superblocks, from which blocks come, whether a block is live there or not.  The heap's metadata are not in
+ * the heap.  The call does not use the GPU.  It works during a compaction too.  Kernels call mam_heap_contains.
+ *
+ * cudaErrorInvalidValue          contains is NULL
+ * cudaErrorContextIsDestroyed    also if the heap's pool has ended */
+MAM_API cudaError_t MAM_HeapContains(MAM_Heap heap, const void *address, int *contains);
+
 /* Adds a superblock of bytes bytes, with its metadata, from the pool (the paper, section 5.1).  Running kernels can use
  * it.  The call may wait for the GPU if the pool has no other memory, as MAM_PoolMalloc does.
  *
@@ -112,7 +120,7 @@ MAM_API cudaError_t MAM_HeapTrim(MAM_Heap heap, size_t keep_bytes);
  * use the heap during the call.  After an error of the driver the heap may be reset in part: then destroy it. */
 MAM_API cudaError_t MAM_HeapReset(MAM_Heap heap);
 
-/* What a heap holds.  While kernels use the heap, the numbers are not of one moment. */
+/* What a heap holds.  While kernels use the heap, the numbers are not of one moment.  Start from MAM_HEAP_INFO_INIT. */
 typedef struct MAM_HeapInfo {
   size_t struct_size;        /* in: sizeof(MAM_HeapInfo); the call writes no more than this */
   size_t reserved_bytes;     /* of all superblocks, with their metadata */
@@ -135,6 +143,10 @@ typedef struct MAM_HeapInfo {
   double internal_fragmentation; /* the mean over these of the share that is not used, from 0 to 1, the record not
                                     counted; 0 if there is no such block (the paper, formula 1) */
 } MAM_HeapInfo;
+
+/* clang-format off */
+#define MAM_HEAP_INFO_INIT { sizeof(MAM_HeapInfo), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* clang-format on */
 
 /* Fills *info.  The call copies the heap's metadata to host memory, 1.9 % of the heap.  If the heap has records, it
  * copies them by way of memory of the pool.
@@ -261,7 +273,7 @@ typedef struct MAM_HeapCompactOptions {
 
 /* What a compaction did.  Fragmentation is meant as in the paper on CompactGpu: the mean share that is free of the
  * spans that hold objects of types.  After a compaction without a pass_limit it is below 1/(n+1), except for one such
- * span of each type. */
+ * span of each type.  Start from MAM_HEAP_COMPACT_INFO_INIT. */
 typedef struct MAM_HeapCompactInfo {
   size_t struct_size;  /* in: sizeof(MAM_HeapCompactInfo); the call writes no more than this */
   unsigned pass_count; /* passes that merged anything */
@@ -273,6 +285,10 @@ typedef struct MAM_HeapCompactInfo {
   double fragmentation_before;
   double fragmentation_after;
 } MAM_HeapCompactInfo;
+
+/* clang-format off */
+#define MAM_HEAP_COMPACT_INFO_INIT { sizeof(MAM_HeapCompactInfo), 0, 0, 0, 0, 0, 0, 0, 0 }
+/* clang-format on */
 
 /* Moves objects together, rewrites the pointers in objects and roots, and gives the pages that became empty back to the
  * heap.  It empties the superblocks that came last first; MAM_HeapTrim then gives empty superblocks to the pool.
@@ -300,7 +316,7 @@ MAM_API cudaError_t MAM_HeapCompactBegin(MAM_Heap heap, const MAM_HeapCompactOpt
  * other                          what the driver returned; the compaction has ended */
 MAM_API cudaError_t MAM_HeapCompactEnd(MAM_Heap heap);
 
-/* How the bytes of a pool are shared between the host and the pool's device heaps. */
+/* How the bytes of a pool are shared between the host and the pool's device heaps.  Start from MAM_HEAP_SHARE_INIT. */
 typedef struct MAM_HeapShare {
   size_t struct_size;         /* in: sizeof(MAM_HeapShare); the call writes no more than this */
   size_t reserved_bytes;      /* of the pool == call_bytes + heap_bytes + waiting_bytes + free_bytes */
@@ -314,6 +330,10 @@ typedef struct MAM_HeapShare {
   size_t heap_free_bytes;     /* free for kernels, */
   size_t heap_metadata_bytes; /* and neither: metadata, and what is set aside */
 } MAM_HeapShare;
+
+/* clang-format off */
+#define MAM_HEAP_SHARE_INIT { sizeof(MAM_HeapShare), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+/* clang-format on */
 
 /* Fills *share for a pool.  pool NULL means the default pool of the current context; the call does not create it.  No
  * thread may destroy a heap of the pool during the call.  While kernels or other threads allocate, the numbers are not

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The public functions that look at a device heap: its numbers, its live blocks, a report, the bytes of a block.
+ * The public functions that look at a device heap: its numbers, its live blocks, a report, the bytes of a block,
+ * whether an address lies in it.
  *
  *   table_take       view_take        the public function
  *   superblocks -->  their       -->  numbers, blocks, a report
@@ -186,6 +187,25 @@ cudaError_t MAM_HeapReport(MAM_Heap heap, char **json) {
   if (text == NULL)
     return error_set(cudaErrorMemoryAllocation, "the host has no memory for the heap's report");
   *json = text;
+  return cudaSuccess;
+}
+
+/* ---- An address ---- */
+
+cudaError_t MAM_HeapContains(MAM_Heap heap, const void *address, int *contains) {
+  LIBRARY_CALL;
+  cudaError_t error = heap_check(heap);
+  if (error == cudaSuccess)
+    error = heap_check_memory(heap);
+  if (error != cudaSuccess)
+    return error;
+  if (contains == NULL)
+    return error_set(cudaErrorInvalidValue, "contains is NULL");
+  struct table table;
+  table_take(heap, &table);
+  *contains = 0;
+  for (mam__u32 i = 0; i < table.count && *contains == 0; i++)
+    *contains = (int)mam__area_has(&table.areas[i], (mam__u64)(uintptr_t)address);
   return cudaSuccess;
 }
 

@@ -124,6 +124,42 @@ START_TEST(blocks_of_kernels_are_seen_copied_and_freed) {
 }
 END_TEST
 
+static bool contains(const void *address) {
+  int answer = -1;
+  OK(MAM_HeapContains(heap, address, &answer));
+  ck_assert(answer == 0 || answer == 1);
+  return answer == 1;
+}
+
+/* Goes through a block, and through what lies before and behind a superblock. */
+START_TEST(address_is_known_to_lie_in_the_heap_or_not) {
+  int answer = -1;
+  pool_begin(64 * MIB);
+  heap_begin(MIB, 8 * MIB, 0);
+  size_t pages = info_now().free_page_count;
+  char *all = kernel_malloc(pages * (size_t)MAM__PAGE_BYTES, 0);
+  ck_assert_ptr_nonnull(all); /* so the heap has these addresses, and no others */
+  ck_assert(contains(all) && contains(all + pages * MAM__PAGE_BYTES - 1) && contains(all + 1234));
+  ck_assert(!contains(all - 1) && !contains(all + pages * MAM__PAGE_BYTES) && !contains(NULL) && !contains(&answer));
+  OK(MAM_HeapFree(heap, all));
+  ck_assert(contains(all));
+  OK(MAM_HeapGrow(heap, 2 * MIB));
+  char *large = kernel_malloc(pages * (size_t)MAM__PAGE_BYTES + 1, 0);
+  ck_assert_ptr_nonnull(large);
+  ck_assert(contains(large) && contains(large + pages * MAM__PAGE_BYTES) && contains(all));
+  OK(MAM_HeapFree(heap, large));
+  OK(MAM_HeapTrim(heap, 0));
+  ck_assert(!contains(large));
+  IS(MAM_HeapContains(heap, all, NULL), cudaErrorInvalidValue);
+  IS(MAM_HeapContains(NULL, all, &answer), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(answer, -1);
+  OK(MAM_HeapCompactBegin(heap, NULL, NULL));
+  ck_assert(contains(all));
+  OK(MAM_HeapCompactEnd(heap));
+  end();
+}
+END_TEST
+
 /* The callback gives back what the heap does not need.  It takes the heap's lock for that. */
 static unsigned questions;
 static int trims_the_heap(MAM_Pool asked, size_t size, unsigned attempt, void *data) {
@@ -664,6 +700,7 @@ int main(void) {
   TCase *tests = tcase_create("between kernels");
   tcase_set_timeout(tests, 60);
   tcase_add_test(tests, blocks_of_kernels_are_seen_copied_and_freed);
+  tcase_add_test(tests, address_is_known_to_lie_in_the_heap_or_not);
   tcase_add_test(tests, heap_grows_and_trims_between_kernels);
   tcase_add_test(tests, heaps_have_numbers_of_their_own);
   tcase_add_test(tests, memory_for_a_heap_is_no_question_to_the_program);

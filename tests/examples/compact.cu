@@ -44,8 +44,7 @@ int main() {
   struct node **heads = NULL;
   MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
   MAM_HeapTypeOptions type_options = MAM_HEAP_TYPE_OPTIONS_INIT;
-  MAM_HeapCompactInfo info;
-  info.struct_size = sizeof info;
+  MAM_HeapCompactInfo info = MAM_HEAP_COMPACT_INFO_INIT;
   options.bytes = (size_t)256 << 20;
   type_options.bytes = sizeof(struct node);
   type_options.pointer_offsets = offsets;

@@ -24,7 +24,7 @@ int main(void) {
     /* kernels use the block here */
     MAM_CudaFree(scratch);
   }
-  MAM_PoolInfo info = {.struct_size = sizeof info};
+  MAM_PoolInfo info = MAM_POOL_INFO_INIT;
   if (MAM_PoolGetInfo(NULL, &info) == cudaSuccess)
     printf("%llu of %llu allocations by tag\n", (unsigned long long)info.tag_hit_count,
            (unsigned long long)info.malloc_count);

@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 static size_t held_bytes(void) {
-  MAM_PoolInfo info = {.struct_size = sizeof info};
+  MAM_PoolInfo info = MAM_POOL_INFO_INIT;
   return MAM_PoolGetInfo(NULL, &info) == cudaSuccess ? info.reserved_bytes : 0;
 }
 

@@ -161,6 +161,48 @@ START_TEST(host_lists_copies_and_frees_what_kernels_allocated) {
 }
 END_TEST
 
+/* What kernels and the host say of an address: whether the heap has it. */
+static void contains_is(const struct gpu_heap *heap, unsigned long long *address, bool contained) {
+  int *answer = gpu_heap_array(sizeof *answer), host = -1;
+  GPU_OK(gpu_heap_contains(heap->handle, address, 1, answer, NULL));
+  MAM_OK(MAM_HeapContains(heap->heap, (void *)(uintptr_t)*address, &host));
+  GPU_OK(cudaDeviceSynchronize());
+  ck_assert_msg(*answer == contained && host == contained, "%#llx: kernels say %d, the host %d", *address, *answer,
+                host);
+}
+
+START_TEST(address_lies_in_the_heap_that_its_block_is_from) {
+  MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
+  options.bytes = 8 * MIB;
+  options.limit_bytes = 64 * MIB;
+  struct gpu_heap heap = gpu_heap_new(&options), other = gpu_heap_of(8 * MIB);
+  unsigned long long *slot = gpu_heap_slots(1);
+  struct gpu_heap_tally *tally = gpu_heap_tally_new();
+  char on_the_stack;
+  void *of_the_pool;
+  contains_is(&heap, slot, false); /* NULL */
+  *slot = (uintptr_t)&on_the_stack;
+  contains_is(&heap, slot, false);
+  MAM_OK(MAM_PoolMalloc(heap.pool, &of_the_pool, MIB));
+  *slot = (uintptr_t)of_the_pool;
+  contains_is(&heap, slot, false);
+  ck_assert(ask(&other, 100, slot, tally) != 0);
+  contains_is(&other, slot, true);
+  contains_is(&heap, slot, false);
+  MAM_OK(MAM_HeapGrow(heap.heap, 16 * MIB));
+  ck_assert(ask(&heap, 15 * MIB, slot, tally) != 0); /* only what was added has so much in one piece */
+  contains_is(&heap, slot, true);
+  contains_is(&other, slot, false);
+  *slot += 15 * MIB - 1;
+  contains_is(&heap, slot, true);
+  *slot += 1 - 15 * MIB;
+  GPU_OK(gpu_heap_free_address(heap.handle, *slot, NULL));
+  contains_is(&heap, slot, true);
+  MAM_OK(MAM_HeapTrim(heap.heap, 0));
+  contains_is(&heap, slot, false);
+}
+END_TEST
+
 static Suite *heap_data_suite(void) {
   Suite *suite = suite_create("data in device heaps");
   TCase *patterns = gpu_heap_case_add(suite, "patterns");
@@ -173,6 +215,7 @@ static Suite *heap_data_suite(void) {
   tcase_add_test(large, large_and_small_blocks_share_a_heap);
   TCase *host = gpu_heap_case_add(suite, "the host looks in");
   tcase_add_test(host, host_lists_copies_and_frees_what_kernels_allocated);
+  tcase_add_test(host, address_lies_in_the_heap_that_its_block_is_from);
   return suite;
 }
 

@@ -48,6 +48,8 @@ static __device__ unsigned long long ask(mam_device_heap heap, unsigned long lon
   count(block != NULL ? &tally->served : &tally->refused[status], 1);
   count(&tally->contradictions, (block != NULL) != (why == MAM_HEAP_OK));
   count(&tally->misaligned, (unsigned long long)block % 16 != 0);
+  count(&tally->outside, block != NULL && !mam_heap_contains(heap, (char *)block + bytes - 1));
+  count(&tally->outside, block != NULL && !mam_heap_contains(heap, block));
   count(&tally->too_small, block != NULL && mam_malloc_size(heap, block) < bytes);
   return (unsigned long long)block;
 }
@@ -184,6 +186,10 @@ static __global__ void free_address_kernel(mam_device_heap heap, unsigned long l
   mam_free(heap, (void *)address);
 }
 
+static __global__ void contains_kernel(mam_device_heap heap, const unsigned long long *addresses, int *answers) {
+  answers[threadIdx.x] = mam_heap_contains(heap, (const void *)addresses[threadIdx.x]);
+}
+
 static __global__ void ask_kernel(mam_device_heap heap, unsigned long long bytes, unsigned long long *slot,
                                   struct gpu_heap_tally *tally) {
   *slot = ask(heap, bytes, tally);
@@ -277,6 +283,12 @@ extern "C" cudaError_t gpu_heap_drain(mam_device_heap heap, struct gpu_heap_traf
 
 extern "C" cudaError_t gpu_heap_free_address(mam_device_heap heap, unsigned long long address, cudaStream_t stream) {
   free_address_kernel<<<1, 1, 0, stream>>>(heap, address);
+  return cudaGetLastError();
+}
+
+extern "C" cudaError_t gpu_heap_contains(mam_device_heap heap, const unsigned long long *addresses, unsigned count,
+                                         int *answers, cudaStream_t stream) {
+  contains_kernel<<<1, count, 0, stream>>>(heap, addresses, answers);
   return cudaGetLastError();
 }
 

@@ -25,6 +25,7 @@ enum { GPU_HEAP_STATUSES = 5 };
 struct gpu_heap_tally {
   unsigned long long served, refused[GPU_HEAP_STATUSES]; /* requests, by what mam_malloc_why said */
   unsigned long long misaligned, too_small;              /* blocks whose address, or whose mam_malloc_size, is wrong */
+  unsigned long long outside;                            /* first or last bytes that do not lie in the heap */
   unsigned long long contradictions; /* a block although the status is not MAM_HEAP_OK, or the reverse */
   unsigned long long changed_bytes;  /* that differ from the pattern */
   unsigned long long freed;
@@ -91,6 +92,10 @@ cudaError_t gpu_heap_drain(mam_device_heap heap, struct gpu_heap_traffic traffic
 
 /* One thread frees that address, whatever it is. */
 cudaError_t gpu_heap_free_address(mam_device_heap heap, unsigned long long address, cudaStream_t stream);
+
+/* A thread for each of count addresses, at most 1,024: whether mam_heap_contains says that it lies in the heap. */
+cudaError_t gpu_heap_contains(mam_device_heap heap, const unsigned long long *addresses, unsigned count, int *answers,
+                              cudaStream_t stream);
 
 /* One thread makes a request of so many bytes.  The answer goes to the tally, and the block, if there is one, to
  * *slot. */

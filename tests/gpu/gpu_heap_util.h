@@ -76,6 +76,7 @@ static inline void gpu_heap_sound(const struct gpu_heap_tally *tally) {
   GPU_OK(cudaDeviceSynchronize());
   ck_assert_uint_eq(tally->misaligned, 0);
   ck_assert_uint_eq(tally->too_small, 0);
+  ck_assert_uint_eq(tally->outside, 0);
   ck_assert_uint_eq(tally->contradictions, 0);
   ck_assert_uint_eq(tally->changed_bytes, 0);
 }

@@ -87,8 +87,13 @@ cat >"$work/heap.c" <<'END'
 int main(void) {
   mam_warp_options warp_options = MAM_WARP_OPTIONS_INIT;
   MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
+  MAM_HeapInfo info = MAM_HEAP_INFO_INIT;
+  MAM_HeapCompactInfo compact_info = MAM_HEAP_COMPACT_INFO_INIT;
+  MAM_HeapShare share = MAM_HEAP_SHARE_INIT;
+  MAM_PoolInfo pool_info = MAM_POOL_INFO_INIT;
   cudaError_t (*create)(MAM_Heap *, MAM_Pool, const MAM_HeapOptions *) = MAM_HeapCreate;
   (void)create;
+  (void)info, (void)compact_info, (void)share, (void)pool_info;
   return warp_options.block_bytes != 16 || options.struct_size != sizeof(MAM_HeapOptions) || mam__class_bytes(mam__class_of(100)) != 112;
 }
 END

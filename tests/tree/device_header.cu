@@ -18,7 +18,7 @@
 extern "C" __global__ void every_function(mam_device_heap heap, unsigned long long bytes, unsigned *answers) {
   mam_heap_status why = MAM_HEAP_OK;
   void *block = mam_malloc(heap, bytes), *other = mam_malloc_why(heap, bytes, &why);
-  answers[threadIdx.x] = (unsigned)why + (unsigned)mam_malloc_size(heap, block);
+  answers[threadIdx.x] = (unsigned)why + (unsigned)mam_malloc_size(heap, block) + mam_heap_contains(heap, block);
   mam_free(heap, block);
   mam_free(heap, other);
 }

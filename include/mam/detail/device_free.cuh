@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/detail/device_free.cuh - mam_free, mam_malloc_size and mam_forward (mam/device.cuh).
+ * mam/detail/device_free.cuh - mam_free, mam_malloc_size, mam_heap_contains and mam_forward (mam/device.cuh).
  *
  * A free reads its page's entry, which says where the chunk's bit is (heap_words.h).  Lanes that free chunks of the
  * same usage word form a group, and one of them sets the bits of all, by one atomic operation.  Many small groups
@@ -84,6 +84,10 @@ MAM__INLINE void mam_free(mam_device_heap heap, void *block) {
 
 MAM__INLINE size_t mam_malloc_size(mam_device_heap heap, const void *block) {
   return heap.control != 0 && block != 0 ? MAM__OUT_OF_SIGHT(mam__block_bytes)(heap.control, (mam__u64)block) : 0;
+}
+
+MAM__INLINE bool mam_heap_contains(mam_device_heap heap, const void *address) {
+  return heap.control != 0 && mam__area_find(heap.control, (mam__u64)address) != 0;
 }
 
 template <typename Type> static __device__ void mam_forward(mam_device_heap heap, Type **pointer) {

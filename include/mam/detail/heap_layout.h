@@ -261,12 +261,17 @@ MAM__INLINE struct mam__area mam__area_place(mam__u64 address, mam__u64 bytes) {
   return mam__area_at(end - ((mam__u64)pages << MAM__PAGE_SHIFT), pages);
 }
 
+/* Whether an address lies in a page of a superblock. */
+MAM__INLINE mam__u32 mam__area_has(const struct mam__area *area, mam__u64 address) {
+  return address - area->base < (mam__u64)area->page_count << MAM__PAGE_SHIFT;
+}
+
 /* The superblock in which an address lies; 0 if there is none. */
 MAM__INLINE const struct mam__area *mam__area_find(const struct mam__heap_control *control, mam__u64 address) {
   mam__u32 superblocks = mam__load_acquire_u32(&control->superblock_count);
   MAM__LOOP
   for (mam__u32 i = 0; i < superblocks; i++)
-    if (address - control->superblocks[i].base < (mam__u64)control->superblocks[i].page_count << MAM__PAGE_SHIFT)
+    if (mam__area_has(&control->superblocks[i], address))
       return &control->superblocks[i];
   return 0;
 }
