@@ -206,7 +206,8 @@ MAM_API cudaError_t MAM_HeapFree(MAM_Heap heap, void *block);
  *
  * No kernel may use the heap during MAM_HeapCompact, MAM_HeapCompactBegin and MAM_HeapCompactEnd.  Between the last
  * two, kernels may read and write blocks and call mam_forward, but not allocate or free.  Then every function that
- * works on the heap gives cudaErrorIllegalState, except MAM_HeapHandle, MAM_HeapDestroy and MAM_HeapCompactEnd. */
+ * works on the heap gives cudaErrorIllegalState, except MAM_HeapHandle, MAM_HeapContains, MAM_HeapDestroy and
+ * MAM_HeapCompactEnd. */
 
 /* What MAM_HeapRegisterType needs to know.  Start from MAM_HEAP_TYPE_OPTIONS_INIT. */
 typedef struct MAM_HeapTypeOptions {
