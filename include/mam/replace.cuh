@@ -23,8 +23,9 @@
  *   otherwise     Each file that has kernels which allocate includes this header.
  *   NVRTC         The heap is the module's global mam_replaced_heap.  The host copies to it what MAM_HeapHandle writes.
  *
- * A file that is loaded later (dlopen) has no heap until the host calls mam_replace_use again.  After cudaDeviceReset
- * no file has a heap.
+ * A file that is loaded later (dlopen) has no heap until the host calls mam_replace_use again.  The files of a shared
+ * library that has a CUDA runtime of its own (nvcc's default) are not reached by the program's call: the library makes
+ * the call itself, with the heap that it was given.  After cudaDeviceReset no file has a heap.
  *
  * With MAM_HEAP_RECORDED defined as 1 (mam/device.cuh), malloc is a macro as well, which knows the calling line.  Then
  * include this header last.
