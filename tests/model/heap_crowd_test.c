@@ -20,12 +20,13 @@ static uint32_t random_below(uint32_t bound);
 #include <check.h>
 #include <stdio.h>
 
+enum { CROWD = 1056, LANES = 32, MIB = 1 << 20 };
+#define COROUTINES CROWD
+
 #include "support/coroutine.h"
 #include "support/heap_model.h"
 #include "support/random.h"
 #include "support/run_suite.h"
-
-enum { CROWD = 256, LANES = 32, MIB = 1 << 20 };
 
 /* ---- The crowd ---- */
 
@@ -48,10 +49,12 @@ static void body(int which) {
     continue;
 }
 
+static int crowd = 256; /* how many there are */
+
 static void crowd_run(bool (*todo)(void)) {
-  unsigned count = CROWD;
+  unsigned count = (unsigned)crowd;
   task = todo;
-  for (int i = 0; i < CROWD; i++) {
+  for (int i = 0; i < crowd; i++) {
     coroutine_create(i, body);
     present[i] = i;
   }
@@ -270,6 +273,84 @@ START_TEST(a_crowd_that_has_room_is_served) {
 }
 END_TEST
 
+/* Each lane asks for blocks until it is refused for the first time.  A lane's blocks are a list. */
+static struct block { struct block *next; } * lists[CROWD][LANES];
+static unsigned fill_round;
+
+static unsigned next_bytes(uint64_t *state) {
+  *state += 0x9e3779b97f4a7c15u;
+  uint64_t mixed = (*state ^ *state >> 31) * 0xbf58476d1ce4e5b9u;
+  return 1 + (unsigned)((mixed ^ mixed >> 29) * 0x94d049bb133111ebu >> 40) % 4000;
+}
+
+static bool ask_until_refused(void) {
+  uint64_t states[LANES];
+  uint32_t asking = 0xffffffffu;
+  unsigned warp = (unsigned)coroutine_running, slot = warp % model->control->heap.slot_count;
+  for (unsigned lane = 0; lane < LANES; lane++)
+    states[lane] = ((uint64_t)(fill_round * CROWD + warp) * LANES + lane) << 32;
+  while (asking != 0) {
+    unsigned bytes[LANES];
+    for (unsigned lane = 0; lane < LANES; lane++)
+      bytes[lane] = next_bytes(&states[lane]);
+    for (uint32_t left = asking; left != 0;) {
+      unsigned group[LANES], count = 0, first = (unsigned)__builtin_ctz(left);
+      void *got[LANES];
+      for (unsigned lane = first; lane < LANES; lane++)
+        if ((left >> lane & 1) != 0 && mam__class_of(bytes[lane]) == mam__class_of(bytes[first])) {
+          left &= ~(1u << lane);
+          group[count++] = lane;
+        }
+      unsigned had = heap_model_malloc_warp(model, bytes[first], slot, count, got);
+      for (unsigned i = 0; i < count; i++) {
+        if (i >= had) {
+          asking &= ~(1u << group[i]);
+          continue;
+        }
+        struct block *block = (struct block *)got[i];
+        block->next = lists[warp][group[i]];
+        lists[warp][group[i]] = block;
+        served_bytes += bytes[group[i]];
+      }
+    }
+  }
+  return false;
+}
+
+static bool free_lists(void) {
+  for (unsigned lane = 0; lane < LANES; lane++)
+    for (struct block *block = lists[coroutine_running][lane], *after; block != NULL; block = after) {
+      after = block->next;
+      if (!heap_model_free(model, block))
+        ck_abort_msg("a live block was refused");
+    }
+  memset(lists[coroutine_running], 0, sizeof lists[coroutine_running]);
+  return false;
+}
+
+/* A heap that was filled and emptied, and whose slots are dry, serves as many bytes as a new one, less 1 %.  When as
+ * many spans were opened at once for small chunks as for large ones, it was 2.3 % less, and 7 % on a GPU. */
+START_TEST(an_emptied_heap_gives_what_a_new_one_gives) {
+  size_t first = 0, later = 0;
+  random_state = 88172645463325252u;
+  model = heap_model_create(16 * MIB, 132);
+  crowd = CROWD;
+  for (fill_round = 0; fill_round < FILLS; fill_round++) {
+    served_bytes = 0;
+    crowd_run(ask_until_refused);
+    (void)printf("1 to 4,000 bytes, each lane until it is refused, round %u: %.1f %%\n", fill_round,
+                 100 * (double)served_bytes / (16 * MIB));
+    if (fill_round == 0)
+      first = served_bytes;
+    else
+      later += served_bytes;
+    crowd_run(free_lists);
+  }
+  ck_assert_uint_ge(later / (FILLS - 1), first / 100 * 99);
+  heap_model_destroy(model);
+}
+END_TEST
+
 /* ---- How many operations a request takes ---- */
 
 /* A heap of 1 GiB with the spans of a vast one, whose pages have run out, though three quarters of it are free.  The
@@ -349,6 +430,7 @@ int main(void) {
     tcase_add_loop_test(tests, a_crowd_gets_what_another_size_left, 0, 2);
     tcase_add_loop_test(tests, a_crowd_gets_all_of_a_heap_that_grew, 0, 2);
     tcase_add_loop_test(tests, a_crowd_that_has_room_is_served, 0, 5);
+    tcase_add_test(tests, an_emptied_heap_gives_what_a_new_one_gives);
     tcase_add_loop_test(tests, a_crowd_in_need_does_not_search_in_vain, 0, sizeof needs / sizeof needs[0]);
   }
   suite_add_tcase(suite, tests);

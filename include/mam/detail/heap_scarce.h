@@ -61,8 +61,11 @@ enum {
 
 /* What threads do not need of the spans of a class that they are opening in need may be one page in 256 of the heap's
  * first superblock together, besides one span that is always allowed.  Otherwise many requests of a small heap took a
- * span each and needed a part. */
-enum { MAM__OPENING_SHARE = 256 };
+ * span each and needed a part.
+ *
+ * Where a span has more chunks than a warp has lanes, it is 1 / 2^4 of that at first, and twice as much after every 16
+ * passes of a request: one span serves many requests, so others wait for it until they are seen to be very many. */
+enum { MAM__OPENING_SHARE = 256, MAM__OPENING_FEWER = 4, MAM__OPENING_PASSES = 16 };
 
 /* ---- Requests ---- */
 
@@ -122,6 +125,11 @@ MAM__INLINE mam__u32 mam__request_step(struct mam__request *request) {
 /* The pages, or the class, of a step. */
 MAM__INLINE mam__u32 mam__step_pages(const struct mam__request *request) { return request->step >> MAM__STEP_PAGES; }
 
+/* The number of the pass in which the request is, from 1 on; 0: it is in none. */
+MAM__INLINE mam__u32 mam__request_pass(const struct mam__request *request) {
+  return (request->step & MAM__STEP_PASS) != 0 ? 1 + request->spent / MAM__COST_PASS : 0;
+}
+
 MAM__INLINE mam__u32 mam__request_class(const struct mam__request *request) { return request->wanted & MAM__REST_KIND; }
 MAM__INLINE mam__u32 mam__request_count(const struct mam__request *request) { return mam__ones_u32(request->group); }
 /* Makes the request's slot dry: the task goes to the next request, and no thread waits for it.  release: as in
@@ -133,15 +141,25 @@ MAM__INLINE void mam__request_dry(const struct mam__request *request) {
 
 /* ---- Parts of steps that call nothing, or little ---- */
 
+/* How many pages the threads that open spans of a class may not need, by the passes of a request that would open one.
+ */
+MAM__INLINE mam__u32 mam__opening_most(struct mam__heap_control *control, mam__u32 size_class, mam__u32 passes) {
+  mam__u32 grown = passes / MAM__OPENING_PASSES, fewer = 0;
+  if (mam__slot_limit(&control->heap, size_class) > 32 && grown < MAM__OPENING_FEWER)
+    fewer = MAM__OPENING_FEWER - grown;
+  return control->superblocks[0].page_count / MAM__OPENING_SHARE >> fewer;
+}
+
 /* Counts the caller among the threads that open a span of a class, if there may be one more.  spare: the pages of the
- * span that the caller does not need.  Returns whether it did; then the caller calls mam__opening_end.  A caller that
- * is turned away may count for a moment.
+ * span that the caller does not need.  passes: how many the caller has made.  Returns whether it did; then the caller
+ * calls mam__opening_end.  A caller that is turned away may count for a moment.
  *
  * Where the spans of a class have one page, that page counts: otherwise each of 2,000 requests of 16 bytes that waited
  * for a slow refill took a page of its own. */
-MAM__INLINE int mam__opening_begin(struct mam__heap_control *control, mam__u32 size_class, mam__u32 spare) {
+MAM__INLINE int mam__opening_begin(struct mam__heap_control *control, mam__u32 size_class, mam__u32 spare,
+                                   mam__u32 passes) {
   mam__u32 *opening = &control->opening[mam__kind_number(size_class)], seen = mam__load_relaxed_u32(opening);
-  mam__u32 most = control->superblocks[0].page_count / MAM__OPENING_SHARE;
+  mam__u32 most = mam__opening_most(control, size_class, passes);
   spare += mam__span_pages(control->heap.tuning, size_class) == 1;
   if (seen * spare > most)
     return 0;
@@ -180,8 +198,8 @@ enum {
   MAM__PAGES_SEARCH
 };
 
-/* Begins a search for pages: for the slot's span, or for one of the lanes' own with MAM__REST_WHOLE or in a pass.  In a
- * pass mam__opening_end follows if the span is shared. */
+/* Begins a search for pages: for the slot's span, or for one of the lanes' own with MAM__REST_WHOLE or in a pass.
+ * in_pass: the number of the pass, from 1 on; 0: none.  In a pass mam__opening_end follows if the span is shared. */
 MAM__OUTLINE mam__u32 mam__pages_before(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
                                         mam__u32 pages, mam__u32 count, mam__u32 in_pass) {
   mam__u32 size_class = wanted & MAM__REST_KIND;
@@ -194,7 +212,7 @@ MAM__OUTLINE mam__u32 mam__pages_before(struct mam__heap_control *control, mam__
   if (mam__pages_are_short(control, pages))
     return MAM__PAGES_SHORT;
   return mam__span_is_shared(size_class, pages, count) &&
-                 !mam__opening_begin(control, size_class, pages > needed ? pages - needed : 0)
+                 !mam__opening_begin(control, size_class, pages > needed ? pages - needed : 0, in_pass - 1)
              ? MAM__PAGES_OPENING
              : MAM__PAGES_SEARCH;
 }
@@ -393,7 +411,7 @@ MAM__INLINE struct mam__claim mam__claim_chunks(struct mam__request *request, ma
     if (step == MAM__STEP_REFILL || step == MAM__STEP_OPEN)
       told = MAM__OUT_OF_SIGHT(mam__pages_before)(request->control, request->wanted, request->slot,
                                                   mam__step_pages(request), mam__request_count(request),
-                                                  request->step & MAM__STEP_PASS);
+                                                  mam__request_pass(request));
     step = mam__request_step(request);
     if (step == MAM__STEP_FLUSH)
       told = (mam__u32)mam__flush_turn(request->control, &request->at);
