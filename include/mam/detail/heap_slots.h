@@ -205,15 +205,19 @@ MAM__INLINE mam__u32 mam__slot_cut(mam__u64 *usage, mam__u32 page, mam__u32 tick
   return chunks | pages << 16;
 }
 
-/* What mam__slot_seize returns. */
-struct mam__seized {
-  mam__u64 slot; /* the slot's word before; 0: it had no chunk without a ticket */
-  mam__u32 left; /* what mam__slot_cut returned */
+/* What mam__slot_seize returns: the slot's word, with this in the place of its tickets. */
+enum {
+  /* The ticket: fewer than 256. */
+  MAM__SEIZED_TICKET = (1 << 9) - 1,
+  /* From this bit on nine bits: how many chunks the span has after the cut. */
+  MAM__SEIZED_CHUNKS = 9,
+  /* From this bit on six bits: how many pages were cut. */
+  MAM__SEIZED_PAGES = 18
 };
 
-/* Makes the chunks of a slot that have no ticket the caller's, and cuts the span.  Calls nothing. */
-MAM__OUTLINE struct mam__seized mam__slot_seize(mam__u32 limit, struct mam__heap_control *control, mam__u32 number) {
-  struct mam__seized seized = {0, 0};
+/* Makes the chunks of a slot that have no ticket the caller's, and cuts the span.  Returns MAM__SEIZED_*; 0 if there
+ * are no such chunks.  Calls nothing. */
+MAM__OUTLINE mam__u64 mam__slot_seize(mam__u32 limit, struct mam__heap_control *control, mam__u32 number) {
   mam__u64 now, seen = mam__load_relaxed_u64(mam__slot_at(control, number));
   /* Again if another thread took tickets: what it left would be forgotten, since the group's bit is 0.
    * acq_rel: the tickets are the caller's, and it sees the span's words as they were when the slot was refilled. */
@@ -221,35 +225,36 @@ MAM__OUTLINE struct mam__seized mam__slot_seize(mam__u32 limit, struct mam__heap
   do {
     now = seen;
     if ((now & MAM__SLOT_TICKETS) >= limit)
-      return seized;
+      return 0;
     seen = mam__cas_acq_rel_u64(mam__slot_at(control, number), now, MAM__SLOT_FLUSHED | (limit + 1));
   } while (seen != now);
   const struct mam__area *area = mam__area_find(control, mam__slot_address(now));
-  seized.slot = now;
-  seized.left = mam__slot_cut(area->words, (mam__u32)((mam__slot_address(now) - area->base) >> MAM__PAGE_SHIFT),
-                              (mam__u32)(now & MAM__SLOT_TICKETS), limit);
-  return seized;
+  mam__u32 left = mam__slot_cut(area->words, (mam__u32)((mam__slot_address(now) - area->base) >> MAM__PAGE_SHIFT),
+                                (mam__u32)(now & MAM__SLOT_TICKETS), limit);
+  return now | (left & 0xffff) << MAM__SEIZED_CHUNKS | left >> 16 << MAM__SEIZED_PAGES;
 }
 
 /* Frees the chunks of a slot that have no ticket.  Returns 0 if there were none, else the span's address and in the
  * bits below it 1, from bit 1 on the number of pages that mam__slot_cut took.  Meanwhile the slot's word says so:
  * threads that ask for tickets wait, and a check does not take a chunk that is being freed for a live one. */
 MAM__OUTLINE mam__u64 mam__slot_flush(MAM__TAG(2) mam__u32 limit, struct mam__heap_control *control, mam__u32 number) {
-  struct mam__seized seized = MAM__OUT_OF_SIGHT(mam__slot_seize)(limit, control, number);
-  if (seized.slot == 0)
+  mam__u64 seized = MAM__OUT_OF_SIGHT(mam__slot_seize)(limit, control, number);
+  if (seized == 0)
     return 0;
-  const struct mam__area *area = mam__area_find(control, mam__slot_address(seized.slot));
   MAM__LOOP
-  for (mam__u32 ticket = (mam__u32)(seized.slot & MAM__SLOT_TICKETS); ticket < (seized.left & 0xffff);
-       ticket = (ticket | 31) + 1) {
-    mam__u32 word = (mam__u32)((mam__slot_address(seized.slot) - area->base) >> MAM__PAGE_SHIFT) * MAM__PAGE_WORDS;
-    mam__u32 bits = 0xffffffffu << (ticket & 31);
-    if ((seized.left & 0xffff) < 32)
-      bits &= (1u << (seized.left & 0xffff)) - 1;
+  for (mam__u32 ticket = (mam__u32)seized & MAM__SEIZED_TICKET;
+       ticket < ((mam__u32)seized >> MAM__SEIZED_CHUNKS & MAM__SEIZED_TICKET); ticket = (ticket | 31) + 1) {
+    MAM__FORGET_ADDRESS(control); /* what is computed from these is not kept over the call */
+    MAM__FORGET_ADDRESS(seized);
+    const struct mam__area *area = mam__area_find(control, mam__slot_address(seized));
+    mam__u32 word = (mam__u32)((mam__slot_address(seized) - area->base) >> MAM__PAGE_SHIFT) * MAM__PAGE_WORDS;
+    mam__u32 chunks = (mam__u32)seized >> MAM__SEIZED_CHUNKS & MAM__SEIZED_TICKET, bits = 0xffffffffu << (ticket & 31);
+    if (chunks < 32)
+      bits &= (1u << chunks) - 1;
     (void)mam__chunks_free(*area, word + (ticket >> 5), bits);
   }
-  (void)mam__exchange_release_u64(mam__slot_at(control, number), (seized.slot & ~MAM__SLOT_TICKETS) | limit);
-  return mam__slot_address(seized.slot) | (seized.left >> 16) << 1 | 1;
+  (void)mam__exchange_release_u64(mam__slot_at(control, number), (seized & ~MAM__SLOT_TICKETS) | limit);
+  return mam__slot_address(seized) | ((mam__u32)seized & MAM__SLOT_TICKETS) >> MAM__SEIZED_PAGES << 1 | 1;
 }
 
 /* Gives back the pages that mam__slot_cut took.  flushed: what mam__slot_flush returned.  Before, the span's frees had
