@@ -121,12 +121,12 @@ static void replace_end(void) {
 
 START_TEST(one_call_is_for_all_files) {
   static cudaError_t (*const leave[])(void **, unsigned) = {gpu_replace_second_leave, gpu_replace_linked_leave,
-                                                            gpu_replace_plain_leave, gpu_replace_debug_leave,
-                                                            gpu_replace_beside_leave};
-  static cudaError_t (*const give[])(void **, unsigned) = {gpu_replace_plain_free, gpu_replace_second_free,
+                                                            gpu_replace_plain_leave,  gpu_replace_debug_leave,
+                                                            gpu_replace_beside_leave, gpu_replace_other_leave};
+  static cudaError_t (*const give[])(void **, unsigned) = {gpu_replace_plain_free,  gpu_replace_second_free,
                                                            gpu_replace_linked_free, gpu_replace_beside_free,
-                                                           gpu_replace_debug_free};
-  enum { PARTS = 5, BLOCKS = GPU_REPLACE_PART_BLOCKS * THREADS };
+                                                           gpu_replace_other_free,  gpu_replace_debug_free};
+  enum { PARTS = 6, BLOCKS = GPU_REPLACE_PART_BLOCKS * THREADS };
   void **blocks = gpu_heap_array(PARTS * BLOCKS * sizeof *blocks);
   MAM_OK(gpu_replace_create(32 * MIB));
   ck_assert_int_eq(gpu_replace_empty_kernels(), 0);
@@ -149,9 +149,9 @@ END_TEST
  */
 START_TEST(a_file_keeps_its_values_over_a_call) {
   static cudaError_t (*const keep[])(const unsigned *, unsigned, unsigned *, unsigned) = {
-      gpu_replace_second_keep, gpu_replace_linked_keep, gpu_replace_plain_keep, gpu_replace_debug_keep,
-      gpu_replace_beside_keep};
-  enum { PARTS = 5, GRID = 40, VALUES = GRID * 1024 + GPU_REPLACE_KEPT };
+      gpu_replace_second_keep, gpu_replace_linked_keep, gpu_replace_plain_keep,
+      gpu_replace_debug_keep,  gpu_replace_beside_keep, gpu_replace_other_keep};
+  enum { PARTS = 6, GRID = 40, VALUES = GRID * 1024 + GPU_REPLACE_KEPT };
   unsigned *values = gpu_heap_array(VALUES * sizeof *values), *wrong = gpu_heap_array(PARTS * sizeof *wrong);
   for (unsigned i = 0; i < VALUES; i++)
     values[i] = (i + 1) * 2246822519u;

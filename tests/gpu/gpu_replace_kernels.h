@@ -31,11 +31,11 @@ cudaError_t gpu_replace_give(void **blocks, unsigned threads);
 /* The same calls in host code of that file.  Returns 1. */
 int gpu_replace_host(void);
 
-/* Other files of the program.  second: compiled like that file.  linked: with -rdc=true.  debug: the same, for
- * debuggers.  plain and beside: each is linked with one of these two, and does not include mam/replace.cuh.  empty:
- * without kernels.  Each thread leaves a block in each of four places, or frees what is there.  keep: threads of blocks
- * of 1,024 keep GPU_REPLACE_KEPT of the values, from their number on, while they allocate and free, and count in *wrong
- * how many have changed. */
+/* Other files of the program.  second: compiled like that file.  linked and other: with -rdc=true, and linked with each
+ * other.  debug: with -rdc=true, for debuggers.  plain and beside: linked with linked, or with debug, and without
+ * mam/replace.cuh.  empty: without kernels.  Each thread leaves a block in each of four places, or frees what is there.
+ * keep: threads of blocks of 1,024 keep GPU_REPLACE_KEPT of the values, from their number on, while they allocate and
+ * free, and count in *wrong how many have changed. */
 enum { GPU_REPLACE_PART_BLOCKS = 4, GPU_REPLACE_KEPT = 24 };
 #define GPU_REPLACE_PART(part)                                                                                         \
   cudaError_t gpu_replace_##part##_leave(void **blocks, unsigned threads);                                             \
@@ -43,6 +43,7 @@ enum { GPU_REPLACE_PART_BLOCKS = 4, GPU_REPLACE_KEPT = 24 };
   cudaError_t gpu_replace_##part##_keep(const unsigned *values, unsigned rounds, unsigned *wrong, unsigned blocks);
 GPU_REPLACE_PART(second)
 GPU_REPLACE_PART(linked)
+GPU_REPLACE_PART(other)
 GPU_REPLACE_PART(plain)
 GPU_REPLACE_PART(debug)
 GPU_REPLACE_PART(beside)

@@ -164,6 +164,14 @@ extern "C" __global__ void plain_aligned(void **blocks, unsigned bytes) {
   blocks[threadIdx.x] = __nv_aligned_device_malloc(bytes, 64);
 }
 END
+# The most bytes of stack of a call of malloc, free or __nv_aligned_device_malloc by mam/replace.cuh.
+replaced_stack_most() {
+  case $1 in
+  aligned) echo 552 ;;
+  malloc) echo 520 ;;
+  *) echo 304 ;;
+  esac
+}
 plain_check() {
   sm=$1
   relocatable "$sm" -O3 "$work/plain.cu" "$work/plain.o"
@@ -173,6 +181,8 @@ plain_check() {
     for call in malloc free aligned; do
       judge "sm_$sm: $call of a file without the header, beside one compiled by $flag" \
         "$(of plain_$call 2 "$work/plain")" 32 registers
+      [ $flag = -G ] || judge "sm_$sm: $call of such a file" "$(of plain_$call 3 "$work/plain")" \
+        "$(replaced_stack_most $call)" "bytes of stack"
     done
   done
 }
@@ -267,7 +277,12 @@ replace_complete() {
     failed=1
   fi
 }
+# With -rdc=true the handle is no constant, because of nvlink (mam/detail/replace_host.cuh).
 replace_weak() {
+  if grep -q '^\.const.* mam_replaced_heap\|^\.const.*17mam_replaced_heap' "$work/replace.ptx"; then
+    echo "FAIL: -rdc: the handle of the heap is a constant"
+    failed=1
+  fi
   for function in malloc free __cuda_syscall_aligned_malloc; do
     grep -Eq "^\.weak \.func (.*\) )?$function\(" "$work/replace.ptx" && continue
     echo "FAIL: -rdc: other files would not find $function"

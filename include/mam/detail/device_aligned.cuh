@@ -41,15 +41,23 @@ MAM__OUTLINE void *mam__malloc_aligned_rest(MAM__TAG(1) struct mam__heap_control
   return MAM__OUT_OF_SIGHT(mam__malloc_pages)(home, control, bytes);
 }
 
-MAM__INLINE void *mam_malloc_aligned(mam_device_heap heap, size_t alignment, size_t bytes) {
+/* The bytes to ask mam_malloc for, a multiple of the alignment; 0 if there is no such alignment, or the sum is too
+ * large for a number. */
+MAM__INLINE size_t mam__aligned_bytes(size_t alignment, size_t bytes) {
   size_t mask = alignment - 1;
-  if (mask >= MAM__PAGE_BYTES || (alignment & mask) != 0)
-    return 0;
-  bytes = (bytes + mask) & ~mask; /* 0 if the sum is too large for a number */
-  void *block = mam_malloc(heap, bytes);
+  return mask < MAM__PAGE_BYTES && (alignment & mask) == 0 ? (bytes + mask) & ~mask : 0;
+}
+/* The block for such a request, given the one that mam_malloc returned for these bytes. */
+MAM__INLINE void *mam__aligned_block(struct mam__heap_control *control, size_t alignment, size_t bytes, void *block) {
+  mam__u32 mask = (mam__u32)alignment - 1;
   if (((mam__u64)block & mask) == 0)
     return block;
-  return MAM__OUT_OF_SIGHT(mam__malloc_aligned_rest)(heap.control, (mam__u32)mask, (mam__u32)bytes, block);
+  return MAM__OUT_OF_SIGHT(mam__malloc_aligned_rest)(control, mask, (mam__u32)bytes, block);
+}
+
+MAM__INLINE void *mam_malloc_aligned(mam_device_heap heap, size_t alignment, size_t bytes) {
+  bytes = mam__aligned_bytes(alignment, bytes);
+  return mam__aligned_block(heap.control, alignment, bytes, mam_malloc(heap, bytes));
 }
 
 #endif /* MAM_DETAIL_DEVICE_ALIGNED_CUH */

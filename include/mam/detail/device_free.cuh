@@ -54,7 +54,8 @@ MAM__INLINE mam__u32 mam__lanes_or(mam__u32 here, mam__u32 firsts, mam__u32 grou
 /* Lanes of more groups than this free their chunks each by itself. */
 enum { MAM__FREE_GROUPS = 4 };
 
-MAM__INLINE void mam_free(mam_device_heap heap, void *block) {
+/* The handle stays where it is, as in mam__malloc. */
+MAM__INLINE void mam__free(const mam_device_heap &heap, void *block) {
   mam__u64 offset = (mam__u64)block - heap.base;
   mam__u32 entry = 0;
   if (!MAM_HEAP_CHECKED && (offset >> MAM__PAGE_SHIFT) < heap.page_count)
@@ -81,6 +82,8 @@ MAM__INLINE void mam_free(mam_device_heap heap, void *block) {
   else if (mam__word_wants_more(old, bits))
     MAM__OUT_OF_SIGHT(mam__word_follow)(bit.word, bits, old, mam__heap_area(&heap));
 }
+
+MAM__INLINE void mam_free(mam_device_heap heap, void *block) { mam__free(heap, block); }
 
 MAM__INLINE size_t mam_malloc_size(mam_device_heap heap, const void *block) {
   return heap.control != 0 && block != 0 ? MAM__OUT_OF_SIGHT(mam__block_bytes)(heap.control, (mam__u64)block) : 0;

@@ -244,7 +244,8 @@ MAM__INLINE void *mam__malloc_kind(const mam_device_heap &heap, mam__u32 home, m
   return mam__malloc_more(heap, wanted, slot | chunks_log2 << MAM__REST_CHUNKS, prior, group);
 }
 
-MAM__INLINE void *mam_malloc(mam_device_heap heap, size_t bytes) {
+/* The handle stays where it is: what steps need of it, they load anew. */
+MAM__INLINE void *mam__malloc(const mam_device_heap &heap, size_t bytes) {
   mam__u32 home = mam__home_here(heap);
   if (bytes - 1 >= MAM__CHUNK_BYTES)
     return MAM__OUT_OF_SIGHT(mam__malloc_pages)(home, heap.control, bytes);
@@ -252,6 +253,8 @@ MAM__INLINE void *mam_malloc(mam_device_heap heap, size_t bytes) {
   mam__u32 size_class = 4 * shift + multiple - 1;
   return mam__malloc_kind(heap, home, size_class, size_class, shift, multiple);
 }
+
+MAM__INLINE void *mam_malloc(mam_device_heap heap, size_t bytes) { return mam__malloc(heap, bytes); }
 
 MAM__INLINE void *mam_malloc_typed(mam_device_heap heap, mam_type type) {
   mam__u32 kind = mam__type_kind(type), shift = mam__class_shift(kind);

@@ -18,18 +18,17 @@ MAM__OUTLINE void mam__replaced_forgotten(void) {
 
 /* The program has one copy of the quick way, not one for each call. */
 MAM__OUTLINE void *mam__replaced_malloc(size_t bytes) {
-  void *block = mam_malloc(mam_replaced_heap, bytes);
+  void *block = mam__malloc(mam_replaced_heap, bytes);
   if (block == 0 && mam_replaced_heap.control == 0)
     MAM__OUT_OF_SIGHT(mam__replaced_forgotten)();
   return block;
 }
 MAM__OUTLINE void *mam__replaced_malloc_aligned(size_t bytes, size_t alignment) {
-  void *block = mam_malloc_aligned(mam_replaced_heap, alignment, bytes);
-  if (block == 0 && mam_replaced_heap.control == 0)
-    MAM__OUT_OF_SIGHT(mam__replaced_forgotten)();
-  return block;
+  bytes = mam__aligned_bytes(alignment, bytes);
+  void *block = MAM__OUT_OF_SIGHT(mam__replaced_malloc)(bytes);
+  return mam__aligned_block(mam_replaced_heap.control, alignment, bytes, block);
 }
-MAM__OUTLINE void mam__replaced_free(MAM__TAG(3) void *block) { mam_free(mam_replaced_heap, block); }
+MAM__OUTLINE void mam__replaced_free(MAM__TAG(3) void *block) { mam__free(mam_replaced_heap, block); }
 
 /* What new asks for: at least a byte, since it never returns NULL because of a size of 0. */
 MAM__INLINE size_t mam__replaced_size(size_t bytes) { return bytes + (bytes == 0); }

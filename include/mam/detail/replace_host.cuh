@@ -20,11 +20,16 @@
 #endif
 
 /* The handle of the heap: all 0 until the host has named a heap.  Each file has its own, also where files are linked
- * together: a program may have several groups of such files, and then one name would stand for several variables. */
-#ifdef __CUDACC_RTC__
+ * together: a program may have several groups of such files, and then one name would stand for several variables.
+ *
+ * With -rdc=true it is no constant: nvlink 13.0.88 keeps the constants of the first file alone, and cudaMemcpyToSymbol
+ * returns cudaErrorInvalidValue for those of the others. */
+#if defined(__CUDACC_RTC__)
 extern "C" {
 __constant__ mam_device_heap mam_replaced_heap;
 }
+#elif defined(__CUDACC_RDC__)
+static __device__ mam_device_heap mam_replaced_heap;
 #else
 static __constant__ mam_device_heap mam_replaced_heap;
 #endif
