@@ -49,7 +49,7 @@ static void body(int which) {
     continue;
 }
 
-static int crowd = 256; /* how many there are */
+static int crowd; /* how many there are */
 
 static void crowd_run(bool (*todo)(void)) {
   unsigned count = (unsigned)crowd;
@@ -150,6 +150,7 @@ static void free_all(void) {
 }
 
 static void begin(size_t heap_bytes, size_t asked_bytes, unsigned least, unsigned most, bool lazy) {
+  crowd = 256;
   model = heap_model_create(heap_bytes, 132);
   if (lazy)
     heap_model_make_lazy(model);

@@ -63,8 +63,8 @@ enum {
  * first superblock together, besides one span that is always allowed.  Otherwise many requests of a small heap took a
  * span each and needed a part.
  *
- * For a request whose slot is dry, and whose spans have more chunks than a warp has lanes, it is 1 / 2^4 of that at
- * first, and twice as much after every 16 passes: one span serves many requests, so others wait for it until they are
+ * Where a span has more chunks than a warp has lanes, and the heap is not lazy, it is 1 / 2^4 of that at first, and
+ * twice as much after every 16 passes of a request: one span serves many requests, so others wait for it until they are
  * seen to be very many. */
 enum { MAM__OPENING_SHARE = 256, MAM__OPENING_FEWER = 4, MAM__OPENING_PASSES = 16 };
 
@@ -142,25 +142,26 @@ MAM__INLINE void mam__request_dry(const struct mam__request *request) {
 
 /* ---- Parts of steps that call nothing, or little ---- */
 
-/* How many pages the threads that open spans of a request's class may not need, by the passes that it has made. */
-MAM__INLINE mam__u32 mam__opening_most(struct mam__heap_control *control, mam__u32 wanted, mam__u32 passes) {
+/* How many pages the threads that open spans of a class may not need, by the passes of a request that would open one.
+ */
+MAM__INLINE mam__u32 mam__opening_most(struct mam__heap_control *control, mam__u32 size_class, mam__u32 passes) {
   mam__u32 grown = passes / MAM__OPENING_PASSES, fewer = 0;
-  if ((wanted & MAM__REST_DRY) != 0 && mam__slot_limit(&control->heap, wanted & MAM__REST_KIND) > 32 &&
-      grown < MAM__OPENING_FEWER)
+  if (mam__slot_limit(&control->heap, size_class) > 32 && grown < MAM__OPENING_FEWER &&
+      mam__load_relaxed_u32(&control->mode) != MAM__MODE_LAZY)
     fewer = MAM__OPENING_FEWER - grown;
   return control->superblocks[0].page_count / MAM__OPENING_SHARE >> fewer;
 }
 
-/* Counts the caller among the threads that open a span of its class, if there may be one more.  spare: the pages of the
+/* Counts the caller among the threads that open a span of a class, if there may be one more.  spare: the pages of the
  * span that the caller does not need.  passes: how many the caller has made.  Returns whether it did; then the caller
  * calls mam__opening_end.  A caller that is turned away may count for a moment.
  *
  * Where the spans of a class have one page, that page counts: otherwise each of 2,000 requests of 16 bytes that waited
  * for a slow refill took a page of its own. */
-MAM__INLINE int mam__opening_begin(struct mam__heap_control *control, mam__u32 wanted, mam__u32 spare,
+MAM__INLINE int mam__opening_begin(struct mam__heap_control *control, mam__u32 size_class, mam__u32 spare,
                                    mam__u32 passes) {
-  mam__u32 size_class = wanted & MAM__REST_KIND, most = mam__opening_most(control, wanted, passes);
   mam__u32 *opening = &control->opening[mam__kind_number(size_class)], seen = mam__load_relaxed_u32(opening);
+  mam__u32 most = mam__opening_most(control, size_class, passes);
   spare += mam__span_pages(control->heap.tuning, size_class) == 1;
   if (seen * spare > most)
     return 0;
@@ -213,7 +214,7 @@ MAM__OUTLINE mam__u32 mam__pages_before(struct mam__heap_control *control, mam__
   if (mam__pages_are_short(control, pages))
     return MAM__PAGES_SHORT;
   return mam__span_is_shared(size_class, pages, count) &&
-                 !mam__opening_begin(control, wanted, pages > needed ? pages - needed : 0, in_pass - 1)
+                 !mam__opening_begin(control, size_class, pages > needed ? pages - needed : 0, in_pass - 1)
              ? MAM__PAGES_OPENING
              : MAM__PAGES_SEARCH;
 }
