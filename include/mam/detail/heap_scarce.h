@@ -63,10 +63,10 @@ enum {
  * first superblock together, besides one span that is always allowed.  Otherwise many requests of a small heap took a
  * span each and needed a part.
  *
- * Where a span has more chunks than a warp has lanes, and the heap is not lazy, it is 1 / 2^4 of that at first, and
- * twice as much after every 16 passes of a request: one span serves many requests, so others wait for it until they are
- * seen to be very many. */
-enum { MAM__OPENING_SHARE = 256, MAM__OPENING_FEWER = 4, MAM__OPENING_PASSES = 16 };
+ * Where a span has more chunks than a warp has lanes, it is 1 / 2^4 of that at first, and twice as much after every
+ * four passes of a request: one span serves many requests, so others wait for it until they are seen to be very many.
+ */
+enum { MAM__OPENING_SHARE = 256, MAM__OPENING_FEWER = 4, MAM__OPENING_PASSES = 4 };
 
 /* ---- Requests ---- */
 
@@ -146,8 +146,7 @@ MAM__INLINE void mam__request_dry(const struct mam__request *request) {
  */
 MAM__INLINE mam__u32 mam__opening_most(struct mam__heap_control *control, mam__u32 size_class, mam__u32 passes) {
   mam__u32 grown = passes / MAM__OPENING_PASSES, fewer = 0;
-  if (mam__slot_limit(&control->heap, size_class) > 32 && grown < MAM__OPENING_FEWER &&
-      mam__load_relaxed_u32(&control->mode) != MAM__MODE_LAZY)
+  if (mam__slot_limit(&control->heap, size_class) > 32 && grown < MAM__OPENING_FEWER)
     fewer = MAM__OPENING_FEWER - grown;
   return control->superblocks[0].page_count / MAM__OPENING_SHARE >> fewer;
 }
