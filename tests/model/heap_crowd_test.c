@@ -89,38 +89,50 @@ static bool warp_comes(unsigned *first) {
   return true;
 }
 
-/* Serves the leader's lane and the later lanes of its warp that ask for the same class, together as on the GPU. */
-static void ask_as_a_group(unsigned first, unsigned leader, bool *asked) {
-  unsigned group[LANES], count = 0, bytes = bytes_of(first + leader);
-  void *got[LANES];
-  for (unsigned lane = leader; lane < LANES && first + lane < requests; lane++)
-    if (!asked[lane] && blocks[first + lane] == NULL && mam__class_of(bytes_of(first + lane)) == mam__class_of(bytes)) {
-      asked[lane] = true;
-      group[count++] = first + lane;
+/* Takes the lanes that ask for the class of the lowest one out of a mask; they ask together, as on the GPU.  Returns
+ * how many they are. */
+static unsigned group_take(const unsigned bytes[LANES], uint32_t *lanes, unsigned group[LANES]) {
+  unsigned count = 0, first = (unsigned)__builtin_ctz(*lanes);
+  for (unsigned lane = first; lane < LANES; lane++)
+    if ((*lanes >> lane & 1) != 0 && mam__class_of(bytes[lane]) == mam__class_of(bytes[first])) {
+      *lanes &= ~(1u << lane);
+      group[count++] = lane;
     }
-  unsigned slots = model->control->heap.slot_count;
-  unsigned long before = operations[coroutine_running];
-  unsigned had = heap_model_malloc_warp(model, bytes, first / LANES % slots, count, got);
-  unsigned long took = operations[coroutine_running] - before;
-  all_operations += took;
-  longest = took > longest ? took : longest;
-  for (unsigned i = 0; i < had; i++) {
-    if (blocks[group[i]] != NULL || mam__block_bytes(model->control, (mam__u64)(uintptr_t)got[i]) < bytes_of(group[i]))
-      ck_abort_msg("a block is too small for its request");
-    blocks[group[i]] = got[i];
-    served_bytes += bytes_of(group[i]);
-    served++;
+  return count;
+}
+
+/* Asks for the requests of a warp's lanes, a mask.  first: the request of lane 0. */
+static void ask_for_lanes(unsigned first, uint32_t lanes) {
+  unsigned bytes[LANES], group[LANES], slots = model->control->heap.slot_count;
+  void *got[LANES];
+  for (unsigned lane = 0; lane < LANES; lane++)
+    bytes[lane] = bytes_of(first + lane);
+  while (lanes != 0) {
+    unsigned count = group_take(bytes, &lanes, group);
+    unsigned long before = operations[coroutine_running];
+    unsigned had = heap_model_malloc_warp(model, bytes[group[0]], first / LANES % slots, count, got);
+    unsigned long took = operations[coroutine_running] - before;
+    all_operations += took;
+    longest = took > longest ? took : longest;
+    for (unsigned i = 0; i < had; i++) {
+      void **block = &blocks[first + group[i]];
+      if (*block != NULL || mam__block_bytes(model->control, (mam__u64)(uintptr_t)got[i]) < bytes[group[i]])
+        ck_abort_msg("a block is too small for its request");
+      *block = got[i];
+      served_bytes += bytes[group[i]];
+      served++;
+    }
   }
 }
 
 static bool ask_as_a_warp(void) {
-  bool asked[LANES] = {false};
+  uint32_t lanes = 0;
   unsigned first = 0;
   if (!warp_comes(&first))
     return false;
-  for (unsigned lane = 0; lane < LANES && first + lane < requests; lane++)
-    if (!asked[lane] && blocks[first + lane] == NULL)
-      ask_as_a_group(first, lane, asked);
+  for (unsigned i = first; i < first + LANES && i < requests; i++)
+    lanes |= (uint32_t)(blocks[i] == NULL) << (i - first);
+  ask_for_lanes(first, lanes);
   return true;
 }
 
@@ -280,28 +292,21 @@ static bool ask_until_refused(void) {
   uint32_t asking = 0xffffffffu;
   unsigned warp = (unsigned)coroutine_running, slot = warp % model->control->heap.slot_count;
   while (asking != 0) {
-    unsigned bytes[LANES];
+    unsigned bytes[LANES], group[LANES];
+    void *got[LANES];
     for (unsigned lane = 0; lane < LANES; lane++)
       bytes[lane] = 1 + random_below(4000);
     for (uint32_t left = asking; left != 0;) {
-      unsigned group[LANES], count = 0, first = (unsigned)__builtin_ctz(left);
-      void *got[LANES];
-      for (unsigned lane = first; lane < LANES; lane++)
-        if ((left >> lane & 1) != 0 && mam__class_of(bytes[lane]) == mam__class_of(bytes[first])) {
-          left &= ~(1u << lane);
-          group[count++] = lane;
-        }
-      unsigned had = heap_model_malloc_warp(model, bytes[first], slot, count, got);
-      for (unsigned i = 0; i < count; i++) {
-        if (i >= had) {
-          asking &= ~(1u << group[i]);
-          continue;
-        }
+      unsigned count = group_take(bytes, &left, group);
+      unsigned had = heap_model_malloc_warp(model, bytes[group[0]], slot, count, got);
+      for (unsigned i = 0; i < had; i++) {
         struct block *block = (struct block *)got[i];
         block->next = lists[warp][group[i]];
         lists[warp][group[i]] = block;
         served_bytes += bytes[group[i]];
       }
+      for (unsigned i = had; i < count; i++)
+        asking &= ~(1u << group[i]);
     }
   }
   return false;
@@ -366,21 +371,19 @@ static bool comes_or_goes(unsigned request) {
 
 /* Changes some requests of a warp: those that have a block free it, the others ask for one. */
 static bool change_as_a_warp(void) {
-  bool asked[LANES] = {false};
+  uint32_t asking = 0;
   unsigned first = 0;
   if (!warp_comes(&first))
     return false;
   for (unsigned i = first; i < first + LANES; i++) {
-    bool changes = comes_or_goes(i);
-    asked[i - first] = !changes || blocks[i] != NULL;
-    if (changes && blocks[i] != NULL) {
+    if (!comes_or_goes(i))
+      continue;
+    asking |= (uint32_t)(blocks[i] == NULL) << (i - first);
+    if (blocks[i] != NULL)
       ck_assert(heap_model_free(model, blocks[i]));
-      blocks[i] = NULL;
-    }
+    blocks[i] = NULL;
   }
-  for (unsigned lane = 0; lane < LANES; lane++)
-    if (!asked[lane])
-      ask_as_a_group(first, lane, asked);
+  ask_for_lanes(first, asking);
   return true;
 }
 
