@@ -32,23 +32,37 @@ struct freeing {
   enum front_freed freed;
 };
 
-/* A free of a block of no pool, or of one that the thread got no front for or could not enter.  Without memory for a
- * front, no other thread is alone in that pool (front_make). */
+static cudaError_t no_memory(const struct freeing *one) {
+  return error_set(cudaErrorMemoryAllocation, "the host has no memory to free %p", (void *)one->address);
+}
+
+/* A free by a thread that the host has no memory for a front for.  Without one no other thread is alone in that pool
+ * (front_make).  A large block goes to the pool; a small one stays live, as only a front has a place for it. */
+static cudaError_t free_frontless(struct freeing *one) {
+  uint64_t generation = one->generation != 0 ? one->generation : one->pool->generation; /* the pool is entered */
+  size_t bytes = 0;
+  if (one->slab == NULL) {
+    cudaError_t error = pool_free_from(one->pool, generation, one->address, NULL, &bytes);
+    atomic_fetch_sub_explicit(&one->pool->fronts->live.bytes, (int64_t)bytes, memory_order_relaxed);
+    return error;
+  }
+  uint32_t index = slab_index(one->slab, one->address);
+  /* acquire: as in free_small; relaxed: nothing goes by it but what the caller is told */
+  bool ours =
+      generation == one->pool->generation && atomic_load_explicit(&one->slab->pool, memory_order_acquire) == one->pool;
+  if (ours && index != UINT32_MAX && atomic_load_explicit(slab_live(one->slab, index), memory_order_relaxed) != 0)
+    return no_memory(one);
+  return pool_refuse_free(one->address, index != UINT32_MAX);
+}
+
+/* A free of a block of no pool, or of one that the thread got no front for or could not enter. */
 static cudaError_t free_without(struct freeing *one, cudaError_t error) {
   if (error == cudaErrorMemoryAllocation && pool_enter(one->pool, POOL_ANY_ID) == cudaSuccess) {
-    /* constant: it cannot end meanwhile */
-    size_t bytes = 0;
-    uint64_t generation = one->generation != 0 ? one->generation : one->pool->generation;
-    error = pool_free_from(one->pool, generation, one->address, NULL, &bytes);
-    atomic_fetch_sub_explicit(&one->pool->fronts->live.bytes, (int64_t)bytes, memory_order_relaxed);
+    error = free_frontless(one);
     pool_exit(one->pool);
     return error;
   }
   return error == cudaErrorInitializationError ? error : pool_refuse_free(one->address, false); /* it has ended */
-}
-
-static cudaError_t no_memory(const struct freeing *one) {
-  return error_set(cudaErrorMemoryAllocation, "the host has no memory to free %p", (void *)one->address);
 }
 
 static cudaError_t slab_freed(const struct freeing *one) {

@@ -24,6 +24,25 @@
 
 enum { THREADS = 4, SMALL = 1000, LARGE = 300000 };
 
+/* ---- Host memory ---- */
+
+/* Sanitizers have a calloc of their own. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#define SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
+#else
+#define SANITIZED 0
+#endif
+
+#if !SANITIZED
+/* Whether the calling thread gets no memory by calloc, as for a front. */
+static __thread bool no_host_memory;
+
+void *__libc_calloc(size_t count, size_t bytes);
+void *calloc(size_t count, size_t bytes) { return no_host_memory ? NULL : __libc_calloc(count, bytes); }
+#endif
+
 /* ---- Faults of other threads are counted: Check's own assertions are for the main thread ---- */
 
 static _Atomic unsigned faults;
@@ -754,6 +773,42 @@ static void *get_by(int kind, size_t size) {
   return block;
 }
 
+#if !SANITIZED
+/* One free without host memory, and one with it.  A small block stays live; a large one needs no memory. */
+static cudaError_t free_in_a_way(unsigned way, void *block) {
+  return way == 0   ? MAM_CudaFree(block)
+         : way == 1 ? MAM_CudaFreeReuse(block, MAM_REUSE_FENCED)
+                    : MAM_CudaFreeAsync(block, stream_a);
+}
+
+static void *free_without_host_memory(void *argument) {
+  void **blocks = argument;
+  for (unsigned way = 0; way < 3; way++) {
+    no_host_memory = true;
+    cudaError_t live = free_in_a_way(way, blocks[way]), inside = free_in_a_way(way, (char *)blocks[way] + 16);
+    cudaError_t freed = free_in_a_way(way, blocks[3]);
+    no_host_memory = false;
+    EXPECT(live == cudaErrorMemoryAllocation);
+    EXPECT(inside == cudaErrorInvalidValue);
+    EXPECT(freed == (way == 0 ? cudaSuccess : cudaErrorInvalidValue)); /* a large block, and once more */
+  }
+  for (unsigned way = 0; way < 3; way++) {
+    EXPECT(free_in_a_way(way, blocks[way]) == cudaSuccess);
+    EXPECT(free_in_a_way(way, blocks[way]) == cudaErrorInvalidValue);
+  }
+  return NULL;
+}
+
+START_TEST(without_host_memory_a_free_says_so_and_loses_nothing) {
+  void *blocks[4];
+  for (unsigned i = 0; i < 4; i++)
+    ck_assert_int_eq(MAM_CudaMalloc(&blocks[i], i < 3 ? SMALL : LARGE), cudaSuccess);
+  in_thread(free_without_host_memory, blocks);
+  ck_assert_uint_eq(info_now().used_bytes, 0);
+}
+END_TEST
+#endif
+
 START_TEST(small_blocks_cost_two_bytes_of_host_memory) {
   enum { COUNT = 100000, CONSTANT = 400000 }; /* a thread's front and a leaf of the page map */
   static char *blocks[COUNT];
@@ -896,6 +951,9 @@ int main(void) {
   tcase_add_test(large, an_explanation_knows_that_slabs_have_free_blocks);
   tcase_add_test(large, a_medium_block_serves_what_is_a_little_smaller);
   tcase_add_test(large, no_block_of_many_threads_is_more_than_a_quarter_too_large);
+#if !SANITIZED
+  tcase_add_test(large, without_host_memory_a_free_says_so_and_loses_nothing);
+#endif
   tcase_add_loop_test(large, small_blocks_cost_two_bytes_of_host_memory, 0, 3);
   tcase_add_test(large, pairs_on_streams_take_no_host_memory);
   tcase_add_test(large, a_stream_takes_back_what_it_freed);
