@@ -241,8 +241,8 @@ cudaError_t MAM_HeapGrow(MAM_Heap heap, size_t bytes) {
     return error;
   pthread_mutex_lock(&heap->superblocks_lock);
   error = heap_grow_locked(heap, bytes, false);
-  if (error == cudaSuccess)
-    error = heap_growth_reopen_locked(heap);
+  if (error == cudaSuccess) /* a failure changes nothing any more: kernels that were refused ask at the next growth */
+    (void)heap_growth_reopen_locked(heap);
   pthread_mutex_unlock(&heap->superblocks_lock);
   return heap_leave(heap, error);
 }

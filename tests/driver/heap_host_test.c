@@ -573,6 +573,27 @@ START_TEST(driver_that_fails_while_growing_ends_the_waiting) {
 }
 END_TEST
 
+/* Whichever of its copies fails, the last one tells kernels that they may ask again. */
+START_TEST(growth_that_fails_changes_nothing) {
+  bool failed = true;
+  for (unsigned nth = 1; failed; nth++) {
+    pool_begin(64 * MIB);
+    heap_begin(MIB, 64 * MIB, MIB);
+    MAM_HeapInfo before = info_now();
+    fake_fail("cuMemcpyHtoDAsync", nth, 2);
+    unsigned failures = fake_failures();
+    cudaError_t error = MAM_HeapGrow(heap, MIB);
+    failed = fake_failures() != failures;
+    fake_fail("cuMemcpyHtoDAsync", 0, 0);
+    MAM_HeapInfo after = info_now();
+    ck_assert_uint_eq(after.superblock_count, before.superblock_count + (error == cudaSuccess));
+    ck_assert_uint_eq(after.growth_count, before.growth_count + (error == cudaSuccess));
+    ck_assert_uint_eq(after.reserved_bytes, before.reserved_bytes + (error == cudaSuccess ? MIB : 0));
+    end();
+  }
+}
+END_TEST
+
 START_TEST(creation_that_fails_changes_nothing) {
   static const char *const calls[] = {"cuMemHostRegister", "cuMemHostGetDevicePointer", "cuStreamCreate",
                                       "cuModuleLoadData",  "cuMemcpyHtoDAsync",         "cuLaunchKernel"};
@@ -705,6 +726,7 @@ int main(void) {
   tcase_add_test(tests, heaps_have_numbers_of_their_own);
   tcase_add_test(tests, memory_for_a_heap_is_no_question_to_the_program);
   tcase_add_loop_test(tests, creation_that_fails_changes_nothing, 0, 6);
+  tcase_add_test(tests, growth_that_fails_changes_nothing);
   tcase_add_test(tests, options_are_checked);
   suite_add_tcase(suite, tests);
   tests = tcase_create("records and shares");
