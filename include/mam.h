@@ -65,6 +65,7 @@ typedef enum cudaError {
   cudaErrorIllegalState = 401,
   cudaErrorContextIsDestroyed = 709,
   cudaErrorNotSupported = 801,
+  cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorUnknown = 999
 } cudaError_t;
 #endif

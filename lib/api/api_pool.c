@@ -20,7 +20,7 @@ static cudaError_t options_resolve(const MAM_PoolOptions *given, MAM_PoolOptions
   *options = (MAM_PoolOptions)MAM_POOL_OPTIONS_INIT;
   if (given != NULL) {
     if (given->struct_size < offsetof(MAM_PoolOptions, keeps_memory))
-      return refuse_option("struct_size is less than sizeof(MAM_PoolOptions)");
+      return refuse_option("struct_size is less than the structure ever had");
     memcpy(options, given, given->struct_size < sizeof *options ? given->struct_size : sizeof *options);
   }
   if (options->alignment == 0)

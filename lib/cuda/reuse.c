@@ -320,9 +320,8 @@ static cudaError_t synchronize_alone(struct reuse *reuse, uint64_t *epoch) {
   bool frees = reuse_may_free_to_wait_locked(reuse);
   if (!frees && reuse_captured_locked(reuse)) {
     pthread_mutex_unlock(&reuse->lock);
-    return error_set(
-        (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-        "only memory that waits for the GPU is left, and a wait would invalidate the stream capture in progress");
+    return error_set(cudaErrorStreamCaptureUnsupported,
+                     "a wait for the GPU is needed, and would invalidate the stream capture in progress");
   }
   *epoch = epoch_close(reuse);
   cudaError_t error = frees ? reuse_free_to_wait_locked(reuse) : quiet_wait_locked(reuse);

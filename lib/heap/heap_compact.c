@@ -163,6 +163,8 @@ cudaError_t MAM_HeapRegisterRoots(MAM_Heap heap, void *pointers, size_t count) {
     return error_set(cudaErrorInvalidValue,
                      "%zu roots at %p: the count must not be 0, and the address must be a multiple of 8 and not NULL",
                      count, pointers);
+  if (count > (UINTPTR_MAX - (uintptr_t)pointers) / 8)
+    return error_set(cudaErrorInvalidValue, "%zu roots at %p: there are not so many addresses", count, pointers);
   cudaError_t error = enter(heap, &inside, &compact);
   return error == cudaSuccess ? heap_inside_leave(heap, register_roots(compact, pointers, count)) : error;
 }

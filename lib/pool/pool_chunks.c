@@ -47,7 +47,7 @@ static cudaError_t elastic_close(struct mam_pool *pool, const struct pool_chunk 
   cudaError_t waited = cudaSuccess;
   if (pool->held_bytes > 0 && source->operations != &source_host && source->operations->lives(source))
     waited = reuse_synchronize(pool->reuse);
-  if (waited == (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+  if (waited == cudaErrorStreamCaptureUnsupported)
     return waited;
   cudaError_t error = reserved_give(source, chunk);
   return waited == cudaSuccess ? error : waited;

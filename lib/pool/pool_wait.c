@@ -79,7 +79,7 @@ cudaError_t pool_synchronize_locked(struct mam_pool *pool, size_t enough, cudaEr
   pool_step_in(pool);
   pool->synchronizing--;
   pass_locked(pool, enough);
-  return error == (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ? if_captured : error;
+  return error == cudaErrorStreamCaptureUnsupported ? if_captured : error;
 }
 
 /* The sums over the fronts, 0 if there are none.  Leaves the lock. */

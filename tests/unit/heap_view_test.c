@@ -221,6 +221,7 @@ START_TEST(what_cannot_be_is_refused) {
   ck_assert_int_eq(MAM_HeapRegisterType(NULL, &type_options, &type), cudaErrorInvalidResourceHandle);
   ck_assert_uint_eq(type, 0);
   ck_assert_int_eq(MAM_HeapRegisterRoots(NULL, &handle, 1), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(MAM_HeapRegisterRoots(NULL, &handle, SIZE_MAX / 8), cudaErrorInvalidValue);
   ck_assert_int_eq(MAM_HeapForgetRoots(NULL, &handle), cudaErrorInvalidResourceHandle);
   ck_assert_int_eq(MAM_HeapCompact(NULL, NULL, NULL), cudaErrorInvalidResourceHandle);
   ck_assert_int_eq(MAM_HeapCompactBegin(NULL, NULL, NULL), cudaErrorInvalidResourceHandle);
