@@ -152,7 +152,7 @@ static const char *limit_value(const char *option, char *value) {
 
 static const char *list_value(const char *option, char *value) {
   if (value[0] == ',' || value[strlen(value) - 1] == ',' || strstr(value, ",,") != NULL)
-    fail("%s %s: expected a list, separated by commas", option, value);
+    fail("%s %s: expected ordinals of devices, separated by commas", option, value);
   return value;
 }
 

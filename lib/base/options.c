@@ -181,6 +181,18 @@ static const char *option_set(enum option_index index) {
   return strcmp(text, option_table[index].fallback) != 0 ? text : NULL;
 }
 
+/* Whether a list, NULL if it is the default, has nothing but ordinals of devices. */
+static bool list_has_ordinals(const char *list) {
+  enum { DIGITS = 3 };
+  while (list != NULL) {
+    size_t digits = strspn(list, "0123456789");
+    if (digits == 0 || digits > DIGITS || (list[digits] != ',' && list[digits] != '\0'))
+      return false;
+    list = list[digits] == ',' ? list + digits + 1 : NULL;
+  }
+  return true;
+}
+
 cudaError_t options_read_preload(struct options_preload *options) {
   static const char *const switch_names[] = {"off", "on"};
   static const char *const summary_names[] = {"none", "counts", "measured"};
@@ -204,6 +216,8 @@ cudaError_t options_read_preload(struct options_preload *options) {
     return option_refuse(OPTION_MAM_PRELOAD_OWN_PAGES);
   if (!option_bytes(OPTION_MAM_PRELOAD_PROCESS, &process))
     return option_refuse(OPTION_MAM_PRELOAD_PROCESS);
+  if (!list_has_ordinals(option_set(OPTION_MAM_PRELOAD_SKIP_DEVICES)))
+    return option_refuse(OPTION_MAM_PRELOAD_SKIP_DEVICES);
   *options = (struct options_preload){.on = on == 1,
                                       .neighbours = neighbours == 1,
                                       .chunk_bytes = chunk_bytes,

@@ -121,6 +121,22 @@ START_TEST(what_is_not_understood_is_named_and_changes_nothing) {
 }
 END_TEST
 
+START_TEST(devices_are_named_by_their_ordinals) {
+  static const char *const wrong[] = {"a", "0 ", "0;1", "0x0", "-1", "99999999999", "0,", ",0", "0,,1"};
+  static const char *const right[] = {"0", "1,3", "none", ""};
+  struct options_preload preload;
+  for (unsigned i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    setenv("MAM_PRELOAD_SKIP_DEVICES", wrong[i], 1);
+    ck_assert_int_eq(options_read_preload(&preload), cudaErrorInvalidValue);
+    ck_assert_ptr_nonnull(strstr(error_last(), "MAM_PRELOAD_SKIP_DEVICES"));
+  }
+  for (unsigned i = 0; i < sizeof right / sizeof right[0]; i++) {
+    setenv("MAM_PRELOAD_SKIP_DEVICES", right[i], 1);
+    ck_assert_int_eq(options_read_preload(&preload), cudaSuccess);
+  }
+}
+END_TEST
+
 START_TEST(log_is_on_only_for_error) {
   setenv("MAM_LOG", "error", 1);
   ck_assert(options_log_errors());
@@ -180,6 +196,7 @@ int main(void) {
   tcase_add_loop_test(tests, what_is_not_understood_is_named_and_changes_nothing, 0, 19);
   tcase_add_test(tests, limit_is_bytes_or_a_percentage);
   tcase_add_loop_test(tests, every_rule_of_reuse_has_a_name, 0, 3);
+  tcase_add_test(tests, devices_are_named_by_their_ordinals);
   tcase_add_test(tests, log_is_on_only_for_error);
   tcase_add_test(tests, mistake_in_the_environment_reaches_the_caller_until_it_is_mended);
   tcase_add_test(tests, without_a_driver_nothing_is_allocated);
