@@ -130,7 +130,7 @@ static __attribute__((noinline)) CUresult alloc_passed(const struct preload_real
     result = PRELOAD_CALL(real, cuMemAlloc_v2, address, preload_passed_bytes(bytes));
     preload_depth--;
   } while (again(real, bytes, result, &tries));
-  preload_count_add(PRELOAD_PASSED, 1);
+  preload_passed(serves);
   return preload_refused(result, bytes);
 }
 
@@ -196,7 +196,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
     preload_depth--;
     if (again(real, plan.bytes, result, &tries)) /* 0 if there is no plan */
       continue;
-    preload_count_add(PRELOAD_PASSED, 1);
+    preload_passed(serves);
     if (result != CUDA_SUCCESS || passed_bytes <= plan.bytes)
       return preload_refused(result, width * height);
     done = true;

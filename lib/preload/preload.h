@@ -207,6 +207,8 @@ void preload_count_add(enum preload_count count, uint64_t value);
 /* To be called when an allocation of bytes found no memory in a pool, nor in the driver after pools have given back
  * what they could.  Returns the driver's answer. */
 CUresult preload_refused(CUresult result, size_t bytes);
+/* Counts an allocation that is left to the driver.  asked: whether a pool was asked for it, and has said why not. */
+void preload_passed(bool asked);
 
 /* Whether a summary was asked for. */
 bool preload_counts(void);

@@ -81,6 +81,20 @@ CUresult preload_refused(CUresult result, size_t bytes) {
   return result;
 }
 
+/* Why the first allocation that was left to the driver was; under refusals_lock. */
+static char first_passed[256];
+
+void preload_passed(bool asked) {
+  if (!preload_counts())
+    return;
+  preload_count_add(PRELOAD_PASSED, 1);
+  pthread_mutex_lock(&refusals_lock);
+  if (first_passed[0] == '\0')
+    (void)snprintf(first_passed, sizeof first_passed, "%s",
+                   asked ? MAM_LastError() : "the options leave it to the driver, or there was no context");
+  pthread_mutex_unlock(&refusals_lock);
+}
+
 uint64_t preload_now_ns(void) { return (uint64_t)now_ns(); }
 
 uint64_t preload_start_ns(void) {
@@ -132,6 +146,8 @@ static void print(FILE *out, bool measured) {
                 "mam-run:   calls: %" PRIu64 " allocations and %" PRIu64 " frees served, %" PRIu64
                 " allocations left to the driver\n",
                 mallocs, count_of(PRELOAD_FREES), count_of(PRELOAD_PASSED));
+  if (mallocs == 0 && first_passed[0] != '\0')
+    (void)fprintf(out, "mam-run:   nothing was served; the first allocation: %s\n", first_passed);
   (void)fprintf(out, "mam-run:   hits: %" PRIu64 " allocations by what a thread kept; waits for the GPU: %" PRIu64 "\n",
                 totals.hits, totals.waits);
   (void)fprintf(out, "mam-run:   bytes: %" PRIu64 " allocated, %zu at the peak, %zu held in %u pools at exit\n",

@@ -82,6 +82,10 @@ try "a chunk has the size that is asked for" ./mam-run --chunk 8M "$program" chu
 check 'grep -q "chunk bytes 10485760" "$work/out"'
 try "nothing is served when it is off" ./mam-run --off --summary "$program" churn
 check 'grep -q "chunks 40" "$work/out" && grep -q "nothing was served: MAM_PRELOAD is off" "$work/err"'
+try "what the options leave to the driver is said" ./mam-run -s --min 1G "$program" churn
+check 'grep -q "chunks 40" "$work/out" && grep -q "nothing was served; the first allocation: the options" "$work/err"'
+try "so is what a pool is too small for" ./mam-run -s --chunk 1000G "$program" churn
+check '[ $status -eq 0 ] && grep "nothing was served; the first allocation: " "$work/err" | grep -qv "options"'
 try "a program that is not meant is left alone" ./mam-run --skip-programs=preload_program,lt-preload_program "$program" churn
 check 'grep -q "chunks 40" "$work/out"'
 try "exit handlers and destructors may free and allocate" ./mam-run -s "$program" exit
