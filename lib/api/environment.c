@@ -112,6 +112,12 @@ static cudaError_t options_publish_first(const struct options *first, const stru
   return cudaSuccess;
 }
 
+/* The options as the environment variables have them now. */
+static cudaError_t options_now(struct options *options) {
+  options_unknown_tell();
+  return options_read(options);
+}
+
 cudaError_t environment_options(const struct options **options) {
   struct options mine;
   /* acquire: the options; pairs with the release of whoever published them */
@@ -121,7 +127,7 @@ cudaError_t environment_options(const struct options **options) {
     return cudaSuccess;
   }
   *options = NULL;
-  cudaError_t error = options_read(&mine);
+  cudaError_t error = options_now(&mine);
   return error == cudaSuccess ? options_publish_first(&mine, options) : error;
 }
 
@@ -134,7 +140,7 @@ cudaError_t environment_options_with(const char *source, const char *limit, stru
   if (known != NULL)
     before = known->options;
   else
-    error = options_read(&before);
+    error = options_now(&before);
   if (error != cudaSuccess)
     return error;
   *wanted = before;

@@ -113,7 +113,7 @@ static bool name_is_known(const char *name, size_t length) {
 }
 
 /* A mistyped name has no effect, and without a message the user would not learn why. */
-static void unknown_tell(void) {
+void options_unknown_tell(void) {
   static _Atomic bool told;
   /* relaxed: of several threads one prints; nothing else is ordered by it */
   if (atomic_exchange_explicit(&told, true, memory_order_relaxed))
@@ -135,7 +135,6 @@ cudaError_t options_read(struct options *options) {
   int reuse = option_choice(OPTION_MAM_REUSE, reuse_names, 3);
   size_t linger_ms;
   int report = option_choice(OPTION_MAM_REPORT, report_names, 3);
-  unknown_tell();
   if (option_choice(OPTION_MAM_LOG, log_names, 2) < 0)
     return option_refuse(OPTION_MAM_LOG);
   if (report < 0)

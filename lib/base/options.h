@@ -26,9 +26,12 @@ struct options {
 };
 
 /* Fills *options.  cudaErrorInvalidValue, with the variable named in the error text, if a value cannot be understood;
- * then *options is left alone.  The first call of the process names each variable on stderr that begins with MAM_ and
- * that the library does not know. */
+ * then *options is left alone. */
 cudaError_t options_read(struct options *options);
+
+/* Its first call of the process names each variable on stderr that begins with MAM_ and that the library does not know.
+ */
+void options_unknown_tell(void);
 
 /* Puts what MAM_SOURCE and MAM_LIMIT may say in place of what *options has of them; NULL leaves it.  If a text cannot
  * be understood: cudaErrorInvalidValue, and *options is left alone. */

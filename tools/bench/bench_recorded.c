@@ -15,6 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
+#include "base/options.h"
 #include "bench_best_fit.h"
 #include "bench_clock.h"
 #include "bench_peak.h"
@@ -527,6 +529,7 @@ int bench_recorded(int argc, char **argv) {
                                         {"help", no_argument, NULL, 'h'},
                                         {NULL, 0, NULL, 0}};
   struct arguments arguments = {.context = -1};
+  struct options options;
   int key;
   char *end;
   while ((key = getopt_long(argc, argv, "", known, NULL)) != -1) {
@@ -551,6 +554,8 @@ int bench_recorded(int argc, char **argv) {
     return usage_refuse("a record is missing", "");
   if (optind + 1 < argc)
     return usage_refuse("one word too many", argv[optind + 1]);
+  if (options_read(&options) != cudaSuccess)
+    return usage_refuse(error_last(), "");
   arguments.path = argv[optind];
   return record_replay(&arguments);
 }
