@@ -176,7 +176,7 @@ static const char *path_absolute(const char *path) {
   char *folder = getcwd(NULL, 0);
   if (folder == NULL)
     fail("the current folder: %s", strerror(errno));
-  char *absolute = text_new("%s/%s", folder, path);
+  char *absolute = text_new("%s/%s", strcmp(folder, "/") == 0 ? "" : folder, path);
   free(folder);
   return absolute;
 }
