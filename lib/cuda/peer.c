@@ -75,18 +75,23 @@ static bool can_use(const struct driver *driver, CUcontext context, CUdeviceptr 
   return result == CUDA_SUCCESS ? there != 0 : result != CUDA_ERROR_INVALID_VALUE;
 }
 
-/* *peer: the primary context of a device, if the caller does not know it and it can use memory of the current one. */
+/* *peer: the primary context of a device, if the caller does not know it and it can use memory of the current one.  In
+ * a full device there may be no memory for the question; then it might. */
 static CUresult peer_at(const struct driver *driver, int ordinal, struct peer_probe *probe, peer_known *known,
                         const void *caller, CUcontext *peer) {
   struct peer_seen primary;
   CUresult result = primary_of(driver, ordinal, probe, &primary);
   if (result != CUDA_SUCCESS || primary.handle == NULL || known(caller, primary.id))
     return result;
-  if (!probe->open)
+  bool might = probe->open;
+  if (!might) {
     result = probe_begin(driver, probe);
-  if (result == CUDA_SUCCESS && (probe->open || can_use(driver, primary.handle, probe->address)))
+    might = result == CUDA_ERROR_OUT_OF_MEMORY ||
+            (result == CUDA_SUCCESS && can_use(driver, primary.handle, probe->address));
+  }
+  if (might)
     *peer = primary.handle;
-  return result;
+  return result == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_SUCCESS : result;
 }
 
 /* Finds the device of the current context, whose probe it is. */

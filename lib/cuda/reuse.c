@@ -378,9 +378,10 @@ uint64_t reuse_wait_begin(struct reuse *reuse) { return epoch_close(reuse); }
 
 void reuse_wait_end(struct reuse *reuse, uint64_t epoch) {
   pthread_mutex_lock(&reuse->lock);
-  if (reuse_companions_first(reuse) == NULL)
+  bool alone = reuse_companions_first(reuse) == NULL && !(reuse->used && peer_possible(reuse->source.context.driver));
+  if (alone)
     epoch_pass_locked(reuse, epoch);
-  else /* whose work may go on */
+  else /* work of companions may go on, and of peers that only a fence finds */
     epoch_done_locked(reuse, epoch);
   pthread_mutex_unlock(&reuse->lock);
 }

@@ -6,6 +6,10 @@
  */
 #include "api_util.h"
 
+#include "api/client.h"
+
+int cuMemAlloc_v2(unsigned long long *address, size_t bytes);
+int cuMemFree_v2(unsigned long long address);
 int cuMemGetAddressRange_v2(unsigned long long *base, size_t *bytes, unsigned long long address);
 
 static void *contexts[2];
@@ -111,6 +115,52 @@ START_TEST(mapped_memory_that_a_peer_uses_comes_back_when_its_work_is_done) {
   ck_assert_uint_eq(fake_faults(), 0);
   OK(MAM_Destroy());
   assert_nothing_held();
+}
+END_TEST
+
+/* As mam-run hears it: the program waits in the block's context, and a peer's kernel runs on.  No fence has asked yet
+ * which peers there are. */
+START_TEST(wait_of_the_program_is_none_for_the_kernel_of_a_peer) {
+  uint64_t epoch = 0;
+  setenv("MAM_SOURCE", "chunks", 1);
+  use_peers();
+  enable_both();
+  OK(MAM_Create(64 * MIB));
+  char *a = block(4 * MIB);
+  start_on(1, a, 4 * MIB);
+  OK(MAM_CudaFree(a));
+  struct reuse *reuse = mam_client.wait_begin(NULL, &epoch);
+  ck_assert_ptr_nonnull(reuse);
+  fake_finish(contexts[0]);
+  mam_client.wait_end(reuse, epoch);
+  char *b = block(4 * MIB);
+  ck_assert_ptr_ne(b, a);
+  OK(MAM_CudaFree(b));
+  fake_finish(contexts[1]);
+  ck_assert_uint_eq(fake_faults(), 0);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+/* Where there are no fences, a free may wait, and then it asks which peers can use the memory: by a small block, for
+ * which a full device has no room. */
+START_TEST(free_succeeds_on_a_full_device_of_two) {
+  enum { BLOCKS = 32 };
+  void *blocks[BLOCKS], *others[64];
+  unsigned count = 0;
+  fake_hide("cuCtxRecordEvent");
+  setenv("MAM_SOURCE", "chunks", 1);
+  use_peers();
+  for (unsigned i = 0; i < BLOCKS; i++)
+    blocks[i] = block(4 * MIB);
+  for (size_t bytes = 1024 * MIB; bytes >= 1; bytes /= 2)
+    while (count < 64 && cuMemAlloc_v2((unsigned long long *)&others[count], bytes) == 0)
+      count++;
+  for (unsigned i = 0; i < BLOCKS; i++)
+    OK(MAM_CudaFree(blocks[i]));
+  while (count > 0)
+    (void)cuMemFree_v2((unsigned long long)(uintptr_t)others[--count]);
 }
 END_TEST
 
@@ -269,6 +319,8 @@ int main(void) {
   tcase_add_loop_test(peers, kernel_of_a_peer_reaches_what_a_pool_grew_by, 0, 3);
   tcase_add_loop_test(peers, kernel_of_a_peer_reaches_a_pool_of_the_program_s_own, 0, 2);
   tcase_add_test(peers, mapped_memory_that_a_peer_uses_comes_back_when_its_work_is_done);
+  tcase_add_test(peers, wait_of_the_program_is_none_for_the_kernel_of_a_peer);
+  tcase_add_test(peers, free_succeeds_on_a_full_device_of_two);
   tcase_add_test(peers, peer_that_is_refused_leaves_the_device_its_memory);
   tcase_add_test(driver, on_a_machine_with_peers_the_driver_s_range_covers_a_block);
   tcase_add_test(driver, on_a_machine_with_peers_memory_is_taken_as_it_is_needed_and_given_back);
