@@ -31,6 +31,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -172,7 +173,13 @@ static int bell_open(struct stat *status) {
 /* NULL if there is no memory.  fallocate: without memory for the page the file system says so here, and not by a signal
  * when it is used. */
 static struct bell *bell_map(int fd) {
+  struct rlimit limit;
+  struct stat status;
   void *page = MAP_FAILED;
+  /* Growth beyond what the process's files may have would raise SIGXFSZ. */
+  if (fstat(fd, &status) != 0 || getrlimit(RLIMIT_FSIZE, &limit) != 0 ||
+      ((size_t)status.st_size < sizeof(struct bell) && limit.rlim_cur < sizeof(struct bell)))
+    return NULL;
   if (fallocate(fd, 0, 0, sizeof(struct bell)) == 0)
     page = mmap(NULL, sizeof(struct bell), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   return page != MAP_FAILED ? page : NULL;

@@ -99,6 +99,9 @@ if unshare -Urm mount -t tmpfs -o size=4k none /dev/shm 2>/dev/null; then
   try "a full /dev/shm is no harm" unshare -Urm sh -c 'mount -t tmpfs -o size=4k none /dev/shm &&
     head -c 4096 /dev/zero >/dev/shm/full && exec "$@"' sh ./mam-run "$program" threads
   check '[ $status -eq 0 ] && [ ! -s "$work/err" ]'
+  try "nor is a process whose files may not grow" unshare -Urm sh -c 'mount -t tmpfs none /dev/shm && ulimit -f 0 &&
+    exec "$@" >&-' sh ./mam-run "$program" threads
+  check '[ $status -eq 0 ]'
   try "processes find each other again when it was removed" unshare -Urm sh -c \
     'mount -t tmpfs none /dev/shm && MAM_LINGER_MS=1000000 exec "$@"' sh ./mam-run "$program" find-again
   check '[ $status -eq 0 ]'
