@@ -100,6 +100,11 @@ echo mine >kept.html.part
 [ "$(cat kept.html.part)" = mine ] || fail "a page takes a file of another one"
 refuses 1 "No such file" -o folder/without/page.html small
 [ ! -c /dev/full ] || refuses 1 "No space left" -o /dev/full small
+(ulimit -f 1; exec "$bench" picture -o grown.html small 2>&1) | cat >told # of 512 bytes or 1 KiB
+if ! grep -q 'File too large' told || [ "$(find . -name 'grown*')" ]; then
+  fail "mam-bench picture of a file that may not grow:"
+  cat told
+fi
 # to_full_disk ARGUMENT...: status 1 and one line.
 to_full_disk() {
   "$bench" "$@" >/dev/full 2>told

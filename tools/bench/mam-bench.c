@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <getopt.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -462,6 +463,7 @@ static const struct command {
                 {"plot", "mam-bench: plot", bench_plot}, {"picture", "mam-bench: picture", bench_picture}};
 
 int main(int argc, char **argv) {
+  (void)signal(SIGXFSZ, SIG_IGN); /* a file that may not grow so far is said like a full disk */
   for (size_t i = 0; argc > 1 && i < sizeof commands / sizeof commands[0]; i++)
     if (strcmp(argv[1], commands[i].name) == 0) {
       argv[1] = commands[i].title;
