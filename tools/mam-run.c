@@ -152,14 +152,14 @@ static const char *limit_value(const char *option, char *value) {
 
 static const char *list_value(const char *option, char *value) {
   if (value[0] == ',' || value[strlen(value) - 1] == ',' || strstr(value, ",,") != NULL)
-    fail("%s %s: expected ordinals of devices, separated by commas", option, value);
+    fail("%s %s: expected a list, separated by commas", option, value);
   return value;
 }
 
 static const char *devices_value(const char *option, char *value) {
   enum { DIGITS = 3 }; /* of an ordinal */
   if (strspn(value, "0123456789,") != strlen(value))
-    fail("%s %s: expected a list, separated by commas", option, value);
+    fail("%s %s: expected ordinals of devices, separated by commas", option, value);
   for (const char *ordinal = value; *ordinal != '\0'; ordinal += ordinal[0] == ',') {
     size_t digits = strspn(ordinal, "0123456789");
     if (digits > DIGITS)

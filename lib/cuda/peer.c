@@ -14,9 +14,15 @@ bool peer_possible(const struct driver *driver) {
   return count > 1;
 }
 
-/* The smallest piece there is. */
+/* The smallest piece there is.  In a full device there may be none; then the address is 0. */
 static CUresult probe_begin(const struct driver *driver, struct peer_probe *probe) {
-  return probe->address != 0 ? CUDA_SUCCESS : driver->cuMemAlloc(&probe->address, 1);
+  CUdeviceptr address = 0;
+  if (probe->address != 0)
+    return CUDA_SUCCESS;
+  CUresult result = driver->cuMemAlloc(&address, 1);
+  if (result == CUDA_SUCCESS)
+    probe->address = address;
+  return result == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_SUCCESS : result;
 }
 
 void peer_probe_end(const struct driver *driver, struct peer_probe *probe) {
@@ -64,34 +70,29 @@ static CUresult primary_of(const struct driver *driver, int ordinal, struct peer
   return result;
 }
 
-/* Whether kernels of a context can use an address.  Where the driver does not say, they might. */
+/* Whether kernels of a context can use an address.  Where it is 0, or the driver does not say, they might. */
 static bool can_use(const struct driver *driver, CUcontext context, CUdeviceptr address) {
   CUdeviceptr there = 0;
   CUcontext popped;
-  if (driver->cuCtxPushCurrent(context) != CUDA_SUCCESS)
+  if (address == 0 || driver->cuCtxPushCurrent(context) != CUDA_SUCCESS)
     return true;
   CUresult result = driver->cuPointerGetAttribute(&there, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, address);
   (void)driver->cuCtxPopCurrent(&popped);
   return result == CUDA_SUCCESS ? there != 0 : result != CUDA_ERROR_INVALID_VALUE;
 }
 
-/* *peer: the primary context of a device, if the caller does not know it and it can use memory of the current one.  In
- * a full device there may be no memory for the question; then it might. */
+/* *peer: the primary context of a device, if the caller does not know it and it can use memory of the current one. */
 static CUresult peer_at(const struct driver *driver, int ordinal, struct peer_probe *probe, peer_known *known,
                         const void *caller, CUcontext *peer) {
   struct peer_seen primary;
   CUresult result = primary_of(driver, ordinal, probe, &primary);
   if (result != CUDA_SUCCESS || primary.handle == NULL || known(caller, primary.id))
     return result;
-  bool might = probe->open;
-  if (!might) {
+  if (!probe->open)
     result = probe_begin(driver, probe);
-    might = result == CUDA_ERROR_OUT_OF_MEMORY ||
-            (result == CUDA_SUCCESS && can_use(driver, primary.handle, probe->address));
-  }
-  if (might)
+  if (result == CUDA_SUCCESS && (probe->open || can_use(driver, primary.handle, probe->address)))
     *peer = primary.handle;
-  return result == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_SUCCESS : result;
+  return result;
 }
 
 /* Finds the device of the current context, whose probe it is. */

@@ -172,13 +172,12 @@ static int bell_open(struct stat *status) {
 
 /* NULL if there is no memory.  fallocate: without memory for the page the file system says so here, and not by a signal
  * when it is used. */
-static struct bell *bell_map(int fd) {
+static struct bell *bell_map(int fd, const struct stat *status) {
   struct rlimit limit;
-  struct stat status;
   void *page = MAP_FAILED;
   /* Growth beyond what the process's files may have would raise SIGXFSZ. */
-  if (fstat(fd, &status) != 0 || getrlimit(RLIMIT_FSIZE, &limit) != 0 ||
-      ((size_t)status.st_size < sizeof(struct bell) && limit.rlim_cur < sizeof(struct bell)))
+  if ((size_t)status->st_size < sizeof(struct bell) &&
+      (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur < sizeof(struct bell)))
     return NULL;
   if (fallocate(fd, 0, 0, sizeof(struct bell)) == 0)
     page = mmap(NULL, sizeof(struct bell), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -221,7 +220,7 @@ static struct seat *seat_take(void) {
   if (taken != NULL) {
     taken->device = status.st_dev;
     taken->file = status.st_ino;
-    taken->bell = bell_map(fd);
+    taken->bell = bell_map(fd, &status);
     taken->own = taken->bell != NULL ? place_take(taken->bell, fd) : NULL;
   }
   if (fd >= 0)
