@@ -16,17 +16,9 @@
 #include "chunk_map_step.h"
 #include "pool/chunk_map.h"
 #include "support/run_suite.h"
+#include "support/sanitized.h"
 
 enum { READER, WRITER, COROUTINES, STACK_BYTES = 64 * 1024, CHOICES = 400 };
-
-/* Sanitizers do not follow a thread from stack to stack. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = true };
-#elif defined(__has_feature)
-enum { SANITIZED = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) };
-#else
-enum { SANITIZED = false };
-#endif
 
 static struct mam_pool *const POOL_A = (struct mam_pool *)0xa0, *const POOL_B = (struct mam_pool *)0xb0,
                               *const POOL_C = (struct mam_pool *)0xc0;

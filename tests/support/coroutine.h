@@ -13,6 +13,8 @@
 #include <stdbool.h>
 #include <ucontext.h>
 
+#include "support/sanitized.h"
+
 /* How many there are at most; a test may say it. */
 #ifndef COROUTINES
 #define COROUTINES 512
@@ -21,13 +23,7 @@
 #define COROUTINE_STACK_BYTES (64 * 1024)
 #endif
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { COROUTINES_WORK = false };
-#elif defined(__has_feature)
-enum { COROUTINES_WORK = !(__has_feature(address_sanitizer) || __has_feature(thread_sanitizer)) };
-#else
-enum { COROUTINES_WORK = true };
-#endif
+enum { COROUTINES_WORK = !SANITIZED };
 
 static jmp_buf coroutine_places[COROUTINES], coroutine_caller;
 static bool coroutine_began[COROUTINES], coroutine_lives[COROUTINES];

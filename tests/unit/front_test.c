@@ -18,6 +18,7 @@
 #include "mam.h"
 #include "support/busy_fork.h"
 #include "support/run_suite.h"
+#include "support/sanitized.h"
 
 #define MIB ((size_t)1 << 20)
 #define GIB ((size_t)1 << 30)
@@ -25,15 +26,6 @@
 enum { THREADS = 4, SMALL = 1000, LARGE = 300000 };
 
 /* ---- Host memory ---- */
-
-/* Sanitizers have a calloc of their own. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#define SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
-#else
-#define SANITIZED 0
-#endif
 
 #if !SANITIZED
 /* Whether the calling thread gets no memory by calloc, as for a front. */
