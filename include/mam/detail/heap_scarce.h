@@ -64,9 +64,9 @@ enum {
  * span each and needed a part.
  *
  * Where a span has more chunks than a warp has lanes, it is 1 / 2^4 of that at first, and twice as much after every
- * four passes of a request: one span serves many requests, so others wait for it until they are seen to be very many.
+ * six passes of a request: one span serves many requests, so others wait for it until they are seen to be very many.
  */
-enum { MAM__OPENING_SHARE = 256, MAM__OPENING_FEWER = 4, MAM__OPENING_PASSES = 4 };
+enum { MAM__OPENING_SHARE = 256, MAM__OPENING_FEWER = 4, MAM__OPENING_PASSES = 6 };
 
 /* ---- Requests ---- */
 
