@@ -244,14 +244,22 @@ MAM__INLINE void *mam__malloc_kind(const mam_device_heap &heap, mam__u32 home, m
   return mam__malloc_more(heap, wanted, slot | chunks_log2 << MAM__REST_CHUNKS, prior, group);
 }
 
-/* The handle stays where it is: what steps need of it, they load anew. */
-MAM__INLINE void *mam__malloc(const mam_device_heap &heap, size_t bytes) {
-  mam__u32 home = mam__home_here(heap);
-  if (bytes - 1 >= MAM__CHUNK_BYTES)
-    return MAM__OUT_OF_SIGHT(mam__malloc_pages)(home, heap.control, bytes);
+/* Whether a request gets a chunk of a span.  Others are for whole pages, or for nothing. */
+MAM__INLINE int mam__is_chunk(size_t bytes) { return bytes - 1 < MAM__CHUNK_BYTES; }
+
+/* Serves a request for which mam__is_chunk holds.  The handle stays where it is: what steps need of it, they load anew.
+ */
+MAM__INLINE void *mam__malloc_chunk(const mam_device_heap &heap, mam__u32 home, size_t bytes) {
   mam__u32 less = (mam__u32)(bytes - 1) >> 4, shift = mam__class_shift_of(less), multiple = (less >> shift) + 1;
   mam__u32 size_class = 4 * shift + multiple - 1;
   return mam__malloc_kind(heap, home, size_class, size_class, shift, multiple);
+}
+
+MAM__INLINE void *mam__malloc(const mam_device_heap &heap, size_t bytes) {
+  mam__u32 home = mam__home_here(heap);
+  if (!mam__is_chunk(bytes))
+    return MAM__OUT_OF_SIGHT(mam__malloc_pages)(home, heap.control, bytes);
+  return mam__malloc_chunk(heap, home, bytes);
 }
 
 MAM__INLINE void *mam_malloc(mam_device_heap heap, size_t bytes) { return mam__malloc(heap, bytes); }

@@ -289,53 +289,82 @@ enum {
   MAM__FLUSH_NUMBER = 2
 };
 
+/* The number of tickets of a slot, by the number of its kind. */
+MAM__INLINE mam__u32 mam__numbered_limit(const struct mam__heap_control *control, mam__u32 number) {
+  mam__u32 kind = mam__kind_numbered(control, number);
+  return kind != MAM__NO_KIND ? mam__slot_limit(&control->heap, kind) : 0;
+}
+/* The end of a slot's group: the slot behind its last one. */
+MAM__INLINE mam__u32 mam__group_end(const struct mam__heap_control *control, mam__u32 slot) {
+  mam__u32 shift = mam__held_shift(control->heap.slot_count), end = ((slot >> shift) + 1) << shift;
+  return end < control->heap.slot_count ? end : control->heap.slot_count;
+}
+
 /* Frees the chunks without a ticket of one group of slots that may hold any, of the first such kind from a number on.
  * Returns MAM__FLUSH_* and, from bit MAM__FLUSH_NUMBER on, the number to go on with.  Numbers go through all kinds
  * twice, so that a caller may begin with any kind; 2 * MAM__HEAP_KINDS is the end. */
 MAM__OUTLINE mam__u32 mam__held_flush(MAM__TAG(1) mam__u32 number, struct mam__heap_control *control) {
-  mam__u32 further = MAM__AHEAD, found = 0, turn = number < MAM__HEAP_KINDS ? 0 : MAM__HEAP_KINDS;
+  mam__u32 further = MAM__AHEAD, turn = number < MAM__HEAP_KINDS ? 0 : MAM__HEAP_KINDS;
+  mam__u32 seen = 0, found = 0;
   number -= turn;
   MAM__LOOP
   while (further == MAM__AHEAD && number < MAM__HEAP_KINDS) {
-    mam__u32 seen = MAM__OUT_OF_SIGHT(mam__held_look)(&control->held[number], MAM__HEAP_KINDS - number);
-    number += further = mam__lowest_u32(seen | 1u << MAM__AHEAD);
+    mam__u32 kinds = MAM__OUT_OF_SIGHT(mam__held_look)(&control->held[number], MAM__HEAP_KINDS - number);
+    number += further = mam__lowest_u32(kinds | 1u << MAM__AHEAD);
   }
   mam__u64 groups = number < MAM__HEAP_KINDS ? mam__load_relaxed_u64(&control->held[number]) : 0;
   mam__barrier_all(); /* the looks at held come before the caller's look at the count; pairs with the change below */
   if (groups == 0)
     return (number < MAM__HEAP_KINDS ? turn + number + 1 : turn + MAM__HEAP_KINDS) << MAM__FLUSH_NUMBER;
   mam__u64 behind = groups & MAM__FULL_WORD << (mam__salt() & 63); /* threads that flush at once begin at others */
-  mam__u32 kind = mam__kind_numbered(control, number), group = mam__lowest_u64(behind != 0 ? behind : groups);
-  mam__u32 limit = kind != MAM__NO_KIND ? mam__slot_limit(&control->heap, kind) : 0;
-  mam__u32 at = group << mam__held_shift(control->heap.slot_count);
-  mam__u32 last = (group + 1) << mam__held_shift(control->heap.slot_count);
-  last = last < control->heap.slot_count ? last : control->heap.slot_count;
+  mam__u32 at = mam__lowest_u64(behind != 0 ? behind : groups) << mam__held_shift(control->heap.slot_count);
+  mam__u64 bit = mam__held_bit(control->heap.slot_count, at);
   (void)mam__add_relaxed_u32(&control->opening[MAM__HEAP_KINDS], 1);
   /* acq_rel: a thread that finds the bit 0, and looks at the count after mam__barrier_all, sees it. */
-  groups = mam__and_acq_rel_u64(&control->held[number], ~(1ull << group));
-  last = (groups >> group & 1) == 0 ? at : last; /* another thread has it */
-  mam__barrier_all();                            /* pairs with mam__slot_publish */
-  MAM__LOOP
-  for (; at < last; at += MAM__AHEAD) {
-    mam__u32 first = number * control->heap.slot_count + at;
-    mam__u32 seen = MAM__OUT_OF_SIGHT(mam__slots_look)(mam__slot_at(control, first), limit, last - at);
-    found |= seen >> MAM__AHEAD != 0 ? MAM__FLUSH_BUSY : 0;
+  groups = mam__and_acq_rel_u64(&control->held[number], ~bit);
+  mam__barrier_all(); /* pairs with mam__slot_publish */
+  number += turn;
+  if ((groups & bit) != 0) { /* otherwise another thread has the group */
     MAM__LOOP
-    for (seen &= (1u << MAM__AHEAD) - 1; seen != 0; seen &= seen - 1) {
-      first = number * control->heap.slot_count + at;
-      mam__u64 flushed = MAM__OUT_OF_SIGHT(mam__slot_flush)(limit, control, first + mam__lowest_u32(seen));
-      found |= (mam__u32)flushed & MAM__FLUSH_FREED;
-      if (((mam__u32)flushed & (MAM__PAGE_BYTES - 1)) > MAM__FLUSH_FREED)
-        MAM__OUT_OF_SIGHT(mam__slot_flushed)(control, number, flushed); /* a class is its number */
-    }
+    do {
+      MAM__FORGET_ADDRESS(control); /* what is computed from these is not kept over the calls */
+      MAM__FORGET_THREE(number, at, seen);
+      mam__u32 kind = number % MAM__HEAP_KINDS;
+      if (seen == 0) {
+        seen = MAM__OUT_OF_SIGHT(mam__slots_look)(mam__slot_at(control, kind * control->heap.slot_count + at),
+                                                  mam__numbered_limit(control, kind), mam__group_end(control, at) - at);
+        found |= seen >> MAM__AHEAD != 0 ? MAM__FLUSH_BUSY : 0;
+        seen &= (1u << MAM__AHEAD) - 1;
+      }
+      MAM__FORGET_ADDRESS(control);
+      MAM__FORGET_THREE(number, at, seen);
+      kind = number % MAM__HEAP_KINDS;
+      if (seen != 0) {
+        mam__u64 flushed = MAM__OUT_OF_SIGHT(mam__slot_flush)(
+            mam__numbered_limit(control, kind), control, kind * control->heap.slot_count + at + mam__lowest_u32(seen));
+        MAM__FORGET_ADDRESS(control);
+        MAM__FORGET_THREE(number, at, seen);
+        found |= (mam__u32)flushed & MAM__FLUSH_FREED;
+        if (((mam__u32)flushed & (MAM__PAGE_BYTES - 1)) > MAM__FLUSH_FREED) /* a class is its number */
+          MAM__OUT_OF_SIGHT(mam__slot_flushed)(control, number % MAM__HEAP_KINDS, flushed);
+        seen &= seen - 1;
+      }
+      MAM__FORGET_ADDRESS(control);
+      MAM__FORGET_THREE(number, at, seen);
+      if (seen == 0)
+        at = at + MAM__AHEAD < mam__group_end(control, at) ? at + MAM__AHEAD : mam__group_end(control, at);
+    } while (seen != 0 || at < mam__group_end(control, at - 1));
   }
+  MAM__FORGET_ADDRESS(control);
+  MAM__FORGET_THREE(number, at, found);
   if ((found & MAM__FLUSH_BUSY) != 0) {
-    (void)mam__or_acq_rel_u64(&control->held[number], 1ull << group);
+    (void)mam__or_acq_rel_u64(&control->held[number % MAM__HEAP_KINDS],
+                              mam__held_bit(control->heap.slot_count, at - 1));
     mam__stamp_raise(mam__area_stamp(control->superblocks[0]));
     number++; /* goes on with the next kind, so that this call does not wait for the refill */
   }
   (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u); /* release: as in mam__opening_end */
-  return (turn + number) << MAM__FLUSH_NUMBER | found;
+  return number << MAM__FLUSH_NUMBER | found;
 }
 
 /* Where a flush of slots is: MAM__FLUSH_* of what it found so far, from bit MAM__FLUSH_NUMBER on the number for

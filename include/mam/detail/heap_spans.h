@@ -23,9 +23,9 @@
  * several threads that try one goes on.  In a word that is 0 no chunk can be claimed.  If a word is not empty, the
  * thread puts the others back.  When all are 0, the pages are the thread's alone, and it gives them back.
  *
- * All that follows from a free is mam__word_follow, which calls nothing: so few calls lie in each other, and a free
- * saves few registers.  mam__word_changed is the part of it that most frees need.  What is left to do, seldom, it
- * returns as a word (MAM__LEFT_*).
+ * All that follows from a free is mam__word_follow.  mam__word_changed is the part of it that most frees need.  What is
+ * left to do, seldom, it returns as a word (MAM__LEFT_*), for mam__word_left.  Neither of the two calls a function, so
+ * few calls lie in each other, and a free saves few registers.
  */
 #ifndef MAM_DETAIL_HEAP_SPANS_H
 #define MAM_DETAIL_HEAP_SPANS_H
@@ -151,7 +151,7 @@ MAM__INLINE int mam__span_try_end(mam__u64 *words, mam__u64 header, mam__u32 cou
   return 0;
 }
 
-/* What a caller of mam__word_changed has left to do. */
+/* What mam__word_changed leaves to mam__word_left. */
 enum {
   /* A word of the page map has got its first 0: mam__map_opened. */
   MAM__LEFT_PAGES_OPENED = 1,
@@ -161,29 +161,31 @@ enum {
   MAM__LEFT_RETURNED = 4,
   /* The span has ended, and its pages go on in the next word of the page map: mam__bits_free. */
   MAM__LEFT_PAGES = 8,
-  /* The span is to be looked at again: see mam__span_try_end. */
-  MAM__LEFT_AGAIN = 16,
   /* A chunk came back, and a thread relies on the stamp: mam__stamp_raise. */
-  MAM__LEFT_STAMP = 32
+  MAM__LEFT_STAMP = 16
 };
 
-/* mam__span_end returns this instead of MAM__LEFT_* when the span has ended. */
-enum { MAM__SPAN_ENDED = 0xffffffffu };
+/* What mam__span_end returns. */
+enum {
+  /* The span is in use. */
+  MAM__SPAN_USED,
+  /* The span has ended. */
+  MAM__SPAN_ENDED,
+  /* The span is to be looked at again: see mam__span_try_end. */
+  MAM__SPAN_AGAIN
+};
 
-/* Ends the span, one of whose words was seen to be empty, if all are.  Returns MAM__SPAN_ENDED or what is left to do.
- * last: the word, if it is the only one. */
-MAM__JOINED mam__u32 mam__span_end(mam__u64 *usage, mam__u64 header, mam__u32 page, mam__u32 page_count,
-                                   mam__u64 last) {
-  const struct mam__area area = {0, usage, page_count, 0};
-  mam__u64 *words = &usage[page * MAM__PAGE_WORDS];
+/* Ends the span, one of whose words was seen to be empty, if all are.  last: the word, if it is the only one. */
+MAM__INLINE mam__u32 mam__span_end(struct mam__area area, mam__u32 page, mam__u64 header, mam__u64 last) {
+  mam__u64 *words = &area.words[page * MAM__PAGE_WORDS];
   mam__u32 count = mam__word_span_words(header);
   int again = 0;
   if (count != 1 && !mam__span_empty(words, header, count, &last))
-    return 0;
+    return MAM__SPAN_USED;
   return mam__span_try_end(words, header, count, last, &mam__area_owners(area)[page], &again)
              ? (mam__u32)MAM__SPAN_ENDED
-         : again ? MAM__LEFT_AGAIN
-                 : 0;
+         : again ? (mam__u32)MAM__SPAN_AGAIN
+                 : (mam__u32)MAM__SPAN_USED;
 }
 
 /* Gives back pages of a span that has ended: bits of one word of the page map.  Returns what is left to do.  It comes
@@ -215,70 +217,78 @@ MAM__INLINE int mam__word_wants_more(mam__u64 old, mam__u32 bits) {
 /* Which of the bits that a free has set in a word, whose value was old, are of no chunk that was used. */
 MAM__INLINE mam__u32 mam__word_wrong(mam__u64 old, mam__u32 bits) { return bits & ~mam__word_used(old); }
 
-/* Does what follows from freeing chunks of a usage word (see above), as far as it is short.  Returns what is left to
- * do, for mam__word_follow. */
-MAM__INLINE mam__u32 mam__word_changed(struct mam__area area, mam__u32 word, mam__u64 old, mam__u32 bits) {
-  mam__u32 page = word / MAM__PAGE_WORDS, left = 0;
-  if ((mam__word_free(old) | bits) == mam__word_whole(old)) {
-    mam__u64 header = old & ~(MAM__FULL_WORD >> 24), last = old | bits;
-    left = mam__span_end(area.words, header, page, area.page_count, last);
-    MAM__FORGET(area.page_count);
-    if (left == MAM__SPAN_ENDED)
-      return mam__span_pages_free(area, page, mam__word_span_pages(old));
-  }
-  if (mam__word_free(old) == 0 || (left & MAM__LEFT_AGAIN) != 0) {
-    mam__u64 *hints = &mam__area_class(area, mam__word_class(old))[page >> 6];
-    mam__u64 hint = 1ull << (page & 63);
-    /* The look makes the hint cheap.  It comes after the change of the usage word, whose old value brought the caller
-     * here. */
-    if ((mam__load_relaxed_u64(hints) & hint) != 0) {
-      left |= mam__and_acq_rel_u64(hints, ~hint) == MAM__FULL_WORD ? MAM__LEFT_CLASS_OPENED : 0;
-      left |= mam__chunk_matters(area) ? MAM__LEFT_STAMP : 0;
+/* Does what follows from freeing chunks of a usage word (see above), as far as most frees need it.  Returns what is
+ * left to do. */
+MAM__JOINED mam__u32 mam__word_changed(mam__u64 *usage, mam__u32 page_count, mam__u32 word, mam__u64 old,
+                                       mam__u32 bits) {
+  struct mam__area area = {0, usage, page_count, 0};
+  mam__u32 page = word / MAM__PAGE_WORDS, left = 0, tries = MAM__RETRIES, again, hinted = mam__word_free(old) == 0;
+  old |= bits;
+  MAM__LOOP
+  do {
+    MAM__FORGET(page); /* what is computed from these is not kept */
+    MAM__FORGET_ADDRESS(old);
+    again = 0;
+    if (mam__word_free(old) == mam__word_whole(old)) {
+      again = mam__span_end(area, page, old & ~(MAM__FULL_WORD >> 24), old);
+      MAM__FORGET(area.page_count);
+      if (again == MAM__SPAN_ENDED)
+        return left | mam__span_pages_free(area, page, mam__word_span_pages(old));
     }
-  }
+    if ((again | hinted) != 0) {
+      mam__u64 *hints = &mam__area_class(area, mam__word_class(old))[page >> 6];
+      mam__u64 hint = 1ull << (page & 63);
+      /* The look makes the hint cheap.  It comes after the change of the usage word, whose old value brought the caller
+       * here. */
+      if ((mam__load_relaxed_u64(hints) & hint) != 0) {
+        left |= mam__and_acq_rel_u64(hints, ~hint) == MAM__FULL_WORD ? MAM__LEFT_CLASS_OPENED : 0;
+        left |= mam__chunk_matters(area) ? MAM__LEFT_STAMP : 0;
+      }
+    }
+    hinted = 0;
+    old = mam__word_emptied(old); /* if the span is looked at again, no chunk of the word is used */
+  } while (again != 0 && --tries != 0);
   return left;
+}
+
+/* Does what mam__word_changed left.  old: the usage word's value. */
+MAM__JOINED void mam__word_left(mam__u64 *usage, mam__u32 page_count, mam__u32 word, mam__u64 old, mam__u32 left) {
+  struct mam__area area = {0, usage, page_count, 0};
+  mam__u32 index = word / MAM__PAGE_WORDS / 64, pages = left;
+  MAM__LOOP
+  for (;;) {
+    MAM__FORGET(area.page_count);
+    if ((pages & MAM__LEFT_PAGES_OPENED) != 0) {
+      mam__map_opened(mam__area_pages(area), mam__area_map_words(area), index);
+      MAM__FORGET(area.page_count);
+      pages |= mam__returned_matters(area, index, MAM__SHORT_MOST) ? MAM__LEFT_RETURNED : 0;
+    }
+    MAM__FORGET(area.page_count);
+    if ((pages & MAM__LEFT_RETURNED) != 0)
+      mam__word_back(area, index);
+    if ((pages & MAM__LEFT_PAGES) == 0)
+      break;
+    index++;
+    MAM__FORGET(word);
+    pages =
+        mam__bits_free(area, index, 0, (word / MAM__PAGE_WORDS & 63) + mam__word_span_pages(old) - 64, MAM__SHORT_MOST);
+  }
+  MAM__FORGET(word);
+  MAM__FORGET(area.page_count);
+  if ((left & MAM__LEFT_CLASS_OPENED) != 0) {
+    mam__map_opened(mam__area_class(area, mam__word_class(old)), mam__area_map_words(area),
+                    word / MAM__PAGE_WORDS / 64);
+    left |= mam__chunk_matters(area) ? MAM__LEFT_STAMP : 0;
+  }
+  if ((left & MAM__LEFT_STAMP) != 0)
+    mam__stamp_raise(mam__area_stamp(area));
 }
 
 /* Does all that follows from freeing chunks of a usage word. */
 MAM__OUTLINE void mam__word_follow(mam__u32 word, mam__u32 bits, mam__u64 old, struct mam__area area) {
-  mam__u32 left = MAM__LEFT_AGAIN;
-  area.base = 0; /* what is not used need not be kept over the calls */
-  MAM__LOOP
-  for (int i = 0; i < MAM__RETRIES && (left & MAM__LEFT_AGAIN) != 0; i++) {
-    left = mam__word_changed(area, word, old, bits);
-    if (left == 0)
-      return;
-    old = mam__word_emptied(old); /* if the span is looked at again, no chunk of the word is used */
-    bits = 0;
-    mam__u32 index = word / MAM__PAGE_WORDS / 64;
-    MAM__LOOP
-    for (;;) {
-      MAM__FORGET(area.page_count);
-      if ((left & MAM__LEFT_PAGES_OPENED) != 0) {
-        mam__map_opened(mam__area_pages(area), mam__area_map_words(area), index);
-        MAM__FORGET(area.page_count);
-        left |= mam__returned_matters(area, index, MAM__SHORT_MOST) ? MAM__LEFT_RETURNED : 0;
-      }
-      MAM__FORGET(area.page_count);
-      if ((left & MAM__LEFT_RETURNED) != 0)
-        mam__word_back(area, index);
-      if ((left & MAM__LEFT_PAGES) == 0)
-        break;
-      index++;
-      MAM__FORGET(word);
-      left = mam__bits_free(area, index, 0, (word / MAM__PAGE_WORDS & 63) + mam__word_span_pages(old) - 64,
-                            MAM__SHORT_MOST);
-    }
-    MAM__FORGET(word);
-    MAM__FORGET(area.page_count);
-    if ((left & MAM__LEFT_CLASS_OPENED) != 0) {
-      mam__map_opened(mam__area_class(area, mam__word_class(old)), mam__area_map_words(area),
-                      word / MAM__PAGE_WORDS / 64);
-      left |= mam__chunk_matters(area) ? MAM__LEFT_STAMP : 0;
-    }
-    if ((left & MAM__LEFT_STAMP) != 0)
-      mam__stamp_raise(mam__area_stamp(area));
-  }
+  mam__u32 left = mam__word_changed(area.words, area.page_count, word, old, bits);
+  if (left != 0)
+    mam__word_left(area.words, area.page_count, word, old, left);
 }
 
 /* Clears again those of wrong bits that are of no chunk. */

@@ -16,17 +16,31 @@ MAM__OUTLINE void mam__replaced_forgotten(void) {
     printf("libmam: a kernel asks for memory, but the host has named no heap: see mam_replace_create(3)\n");
 }
 
-/* The program has one copy of the quick way, not one for each call. */
-MAM__OUTLINE void *mam__replaced_malloc(size_t bytes) {
-  void *block = mam__malloc(mam_replaced_heap, bytes);
+/* The program has one copy of the quick way, not one for each call.  It is for chunks alone: a request of whole pages
+ * goes deepest, and would have this function's stack on top. */
+MAM__OUTLINE void *mam__replaced_malloc_chunk(size_t bytes) {
+  void *block = mam__malloc_chunk(mam_replaced_heap, mam__home_here(mam_replaced_heap), bytes);
   if (block == 0 && mam_replaced_heap.control == 0)
     MAM__OUT_OF_SIGHT(mam__replaced_forgotten)();
   return block;
 }
+MAM__OUTLINE void *mam__replaced_malloc_pages(MAM__TAG(4) size_t bytes) {
+  if (mam_replaced_heap.control == 0)
+    MAM__OUT_OF_SIGHT(mam__replaced_forgotten)();
+  return MAM__OUT_OF_SIGHT(mam__malloc_pages)(mam__home_here(mam_replaced_heap), mam_replaced_heap.control, bytes);
+}
+MAM__INLINE void *mam__replaced_malloc(size_t bytes) {
+  return mam__is_chunk(bytes) ? MAM__OUT_OF_SIGHT(mam__replaced_malloc_chunk)(bytes)
+                              : MAM__OUT_OF_SIGHT(mam__replaced_malloc_pages)(bytes);
+}
 MAM__OUTLINE void *mam__replaced_malloc_aligned(size_t bytes, size_t alignment) {
   bytes = mam__aligned_bytes(alignment, bytes);
-  void *block = MAM__OUT_OF_SIGHT(mam__replaced_malloc)(bytes);
-  return mam__aligned_block(mam_replaced_heap.control, alignment, bytes, block);
+  if (mam__is_chunk(bytes)) {
+    void *chunk = MAM__OUT_OF_SIGHT(mam__replaced_malloc_chunk)(bytes);
+    if (mam__chunk_is_aligned(mam_replaced_heap.control, alignment, bytes, &chunk))
+      return chunk;
+  }
+  return MAM__OUT_OF_SIGHT(mam__replaced_malloc_pages)(bytes);
 }
 MAM__OUTLINE void mam__replaced_free(MAM__TAG(3) void *block) { mam__free(mam_replaced_heap, block); }
 
@@ -55,7 +69,7 @@ MAM__INLINE size_t mam__replaced_size(size_t bytes) { return bytes + (bytes == 0
 #endif
 
 extern "C" {
-MAM__REPLACED void *malloc(size_t bytes) MAM__REPLACED_C { return MAM__OUT_OF_SIGHT(mam__replaced_malloc)(bytes); }
+MAM__REPLACED void *malloc(size_t bytes) MAM__REPLACED_C { return mam__replaced_malloc(bytes); }
 MAM__REPLACED void free(void *block) MAM__REPLACED_C { MAM__OUT_OF_SIGHT(mam__replaced_free)(block); }
 /* __nv_aligned_device_malloc and new of an over-aligned type call the first one; the same in files without this header
  * call the second. */
