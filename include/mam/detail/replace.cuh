@@ -67,13 +67,21 @@ MAM__INLINE size_t mam__replaced_size(size_t bytes) { return bytes + (bytes == 0
 #define MAM__FOR_ALL_FILES 0
 #define MAM__REPLACED __host__ __device__ __forceinline__
 #endif
+/* CUDA's header declares __nv_aligned_device_malloc_impl inside of the function that calls it.  If it is called there
+ * alone, the compiler leaves out an inline one.  With -rdc=true each file has it, so it has to be inline, and that call
+ * comes to __cuda_syscall_aligned_malloc. */
+#ifdef __CUDACC_RDC__
+#define MAM__REPLACED_INNER __device__ __forceinline__
+#else
+#define MAM__REPLACED_INNER __device__
+#endif
 
 extern "C" {
 MAM__REPLACED void *malloc(size_t bytes) MAM__REPLACED_C { return mam__replaced_malloc(bytes); }
 MAM__REPLACED void free(void *block) MAM__REPLACED_C { MAM__OUT_OF_SIGHT(mam__replaced_free)(block); }
 /* __nv_aligned_device_malloc and new of an over-aligned type call the first one; the same in files without this header
  * call the second. */
-__device__ __forceinline__ void *__nv_aligned_device_malloc_impl(size_t bytes, size_t alignment) {
+MAM__REPLACED_INNER void *__nv_aligned_device_malloc_impl(size_t bytes, size_t alignment) {
   return MAM__OUT_OF_SIGHT(mam__replaced_malloc_aligned)(bytes, alignment);
 }
 #if MAM__FOR_ALL_FILES
