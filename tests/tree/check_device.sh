@@ -136,6 +136,7 @@ END
 # request fit into the default stack.  Without, its stack counts what only a parked long run would need.
 registers_most=40 debug_registers_most=48 stack_most=448 relocatable_stack_most=400
 chunk_stack_most=384 relocatable_chunk_stack_most=344 debug_stack_most=2900
+free_stack_most=240 relocatable_free_stack_most=208
 
 # linked SM OBJECT...: what the linker says of a program with relocatable device code: lines "KERNEL REGISTERS STACK".
 linked() {
@@ -169,6 +170,7 @@ extern "C" __global__ void plain_aligned(void **blocks, unsigned bytes) {
 }
 END
 sed -e 1i'#include <mam/replace.cuh>' -e s/plain_/with_/ "$work/plain.cu" >"$work/with.cu"
+sed -e '/with_malloc/d' -e '/with_free/d' "$work/with.cu" >"$work/with_aligned.cu"
 # The most bytes of stack of a call of malloc, free or __nv_aligned_device_malloc by mam/replace.cuh: a recursive kernel
 # has 1,024 by default.
 replaced_stack_most() {
@@ -216,8 +218,10 @@ one_call_check() {
   [ "$sm" -ne 90 ] || debug_alone_most=64
   for call in malloc free; do
     judge "sm_$sm: one $call, relocatable" "$(of one_$call 2 "$work/linked")" $registers_most registers
-    judge "sm_$sm: one $call, relocatable" "$(of one_$call 3 "$work/linked")" $relocatable_stack_most "bytes of stack"
-    judge "sm_$sm: one $call" "$(of one_$call 3 "$work/unlinked")" $stack_most "bytes of stack"
+    most=$stack_most relocatable_most=$relocatable_stack_most
+    [ $call = malloc ] || most=$free_stack_most relocatable_most=$relocatable_free_stack_most
+    judge "sm_$sm: one $call, relocatable" "$(of one_$call 3 "$work/linked")" "$relocatable_most" "bytes of stack"
+    judge "sm_$sm: one $call" "$(of one_$call 3 "$work/unlinked")" "$most" "bytes of stack"
     for way in linked debug; do
       what="sm_$sm: one $call, debugging" debug_most=$debug_alone_most
       [ $way = debug ] || what="$what, relocatable" debug_most=$debug_registers_most
@@ -276,11 +280,12 @@ replace() {
     failed=1
   fi
 }
-# replace_ptx FLAG...: the file as PTX.
+# replace_ptx FLAG... FILE: the file as PTX.
 replace_ptx() {
-  "$NVCC" "$@" -O3 -I"$include" -Xcompiler -w -ptx -o "$work/replace.ptx" "$here/tests/tree/device_replace.cu" >"$work/log" 2>&1
+  "$NVCC" -O3 -I"$include" -Xcompiler -w -ptx -o "$work/replace.ptx" "$@" >"$work/log" 2>&1
 }
-# Nothing is left of CUDA's own allocator; with -rdc the file has all of it for files that know nothing of the header.
+# replace_complete WHAT FLAG... FILE: nothing is left of CUDA's own allocator; with -rdc the file has all of it for files
+# that know nothing of the header.
 replace_complete() {
   how=$1
   shift
@@ -308,9 +313,9 @@ replace_weak() {
 # What 15 more calls of malloc cost, whose size is not known: two calls each, for chunks and for whole pages, and not a
 # register that the first one has not cost.
 replace_sites() {
-  replace_ptx -arch=sm_90 -DSITES=1
+  replace_ptx -arch=sm_90 -DSITES=1 "$replaced"
   one=$(wc -l <"$work/replace.ptx")
-  replace_ptx -arch=sm_90 -DSITES=16
+  replace_ptx -arch=sm_90 -DSITES=16 "$replaced"
   each=$((($(wc -l <"$work/replace.ptx") - one) / 15))
   verdict=ok
   [ "$one" -gt 0 ] && [ "$each" -gt 0 ] && [ "$each" -le 64 ] || verdict=FAIL failed=1
@@ -338,9 +343,13 @@ replace ", c++14" -arch=sm_90 -std=c++14
 replace ", relocatable device code" -arch=sm_90 -rdc=true
 replace ", recorded" -arch=sm_90 -DMAM_HEAP_RECORDED=1
 replace ", debugging" -arch=sm_90 -G -Xptxas -suppress-stack-size-warning
-replace_complete "" -arch=sm_90
-replace_complete ", debugging" -arch=sm_90 -G
-replace_complete ", relocatable device code" -arch=sm_90 -rdc=true
+replaced=$here/tests/tree/device_replace.cu
+for file in "$work/with_aligned.cu" "$replaced"; do # the last one is looked at further
+  for flag in "" -G -rdc=true; do
+    # shellcheck disable=SC2086
+    replace_complete ": $(basename "$file") $flag" -arch=sm_90 $flag "$file"
+  done
+done
 replace_weak
 replace_sites
 compiled=$here/tests/tree/device_replace.cu

@@ -22,8 +22,8 @@ MAM__OUTLINE struct mam__claim mam__claim_larger(struct mam__heap_control *contr
 
 /* Frees a block that is not aligned and looks for one that is, in larger classes, up to twice as large, whose sizes are
  * multiples of the alignment.  Returns NULL if they have none.  bytes is a multiple of the alignment. */
-MAM__OUTLINE void *mam__malloc_aligned_rest(MAM__TAG(1) struct mam__heap_control *control, mam__u32 mask,
-                                            mam__u32 bytes, void *block) {
+MAM__OUTLINE void *mam__malloc_aligned_larger(MAM__TAG(1) struct mam__heap_control *control, mam__u32 mask,
+                                              mam__u32 bytes, void *block) {
   mam__u32 home = mam__home_here(control->heap), larger = bytes;
   for (;;) {
     MAM__OUT_OF_SIGHT(mam__free_rest)(control, block);
@@ -52,7 +52,7 @@ MAM__INLINE int mam__chunk_is_aligned(struct mam__heap_control *control, size_t 
   mam__u32 mask = (mam__u32)alignment - 1;
   if (((mam__u64)*chunk & mask) == 0)
     return 1;
-  *chunk = MAM__OUT_OF_SIGHT(mam__malloc_aligned_rest)(control, mask, (mam__u32)bytes, *chunk);
+  *chunk = MAM__OUT_OF_SIGHT(mam__malloc_aligned_larger)(control, mask, (mam__u32)bytes, *chunk);
   return *chunk != 0;
 }
 

@@ -69,7 +69,7 @@ MAM__INLINE size_t mam__replaced_size(size_t bytes) { return bytes + (bytes == 0
 #endif
 /* CUDA's header declares __nv_aligned_device_malloc_impl inside of the function that calls it.  If it is called there
  * alone, the compiler leaves out an inline one.  With -rdc=true each file has it, so it has to be inline, and that call
- * comes to __cuda_syscall_aligned_malloc. */
+ * comes to __cuda_syscall_aligned_malloc, or to CUDA's own heap if the compiler is too old for MAM__FOR_ALL_FILES. */
 #ifdef __CUDACC_RDC__
 #define MAM__REPLACED_INNER __device__ __forceinline__
 #else
