@@ -213,6 +213,16 @@ static inline mam__u32 heap_model_free_pages(const struct heap_model *model) {
 /* How many pages a length's code in a shortage word means (heap_shortage.h). */
 static inline mam__u32 heap_model_length(mam__u32 code) { return code <= 64 ? code : (8 + code % 8) << (code / 8 - 5); }
 
+/* Whether what is open in a word of a map is seen in the levels above it.  What stays closed above is not found in a
+ * heap whose maps are too long to be looked at word by word, and no later change opens it. */
+static inline int heap_model_opens_above(const mam__u64 *map, mam__u32 words) {
+  for (mam__u32 word = 0; word < words; word++)
+    if (map[word] != MAM__FULL_WORD && ((map[words + word / 64] >> word % 64 & 1) != 0 ||
+                                        (map[words + (words + 63) / 64 + word / 4096] >> word / 64 % 64 & 1) != 0))
+      return 0;
+  return 1;
+}
+
 /* Whether all run lengths that the shortage words of a superblock say are missing are missing: of a part, that no such
  * run begins there. */
 static inline int heap_model_shortages_hold(struct mam__area area) {

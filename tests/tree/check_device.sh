@@ -265,10 +265,11 @@ END
 compile "one function alone" -arch=sm_90
 # malloc, free, new and delete of kernels that know nothing of it: in two files of one program.  Host code keeps its
 # own, so no object may define the operators.
+replaced=$here/tests/tree/device_replace.cu
 replace() {
   how=$1
   shift
-  compiled=$here/tests/tree/device_replace.cu
+  compiled=$replaced
   compile "malloc and new replaced$how" "$@" -DMAIN
   mv "$work/object.o" "$work/first.o" 2>/dev/null
   compile "malloc and new replaced$how, another file" "$@" -DSECOND
@@ -322,7 +323,7 @@ replace_sites() {
   echo "$verdict: each call of malloc is $each lines of PTX"
   for sites in 1 16; do
     "$NVCC" -arch=sm_90 -O3 -I"$include" -Xcompiler -w -DSITES="$sites" -Xptxas -v -cubin -o "$work/object.cubin" \
-      "$here/tests/tree/device_replace.cu" 2>&1 |
+      "$replaced" 2>&1 |
       awk '/Compiling entry function/ { split($0, part, "\047"); name = part[2] }
            /Used [0-9]+ registers/ && name == "sites_kernel" { for (i = 1; i < NF; i++) if ($i == "Used") print $(i + 1) }' \
         >"$work/sites.$sites"
@@ -343,7 +344,6 @@ replace ", c++14" -arch=sm_90 -std=c++14
 replace ", relocatable device code" -arch=sm_90 -rdc=true
 replace ", recorded" -arch=sm_90 -DMAM_HEAP_RECORDED=1
 replace ", debugging" -arch=sm_90 -G -Xptxas -suppress-stack-size-warning
-replaced=$here/tests/tree/device_replace.cu
 for file in "$work/with_aligned.cu" "$replaced"; do # the last one is looked at further
   for flag in "" -G -rdc=true; do
     # shellcheck disable=SC2086
@@ -352,7 +352,7 @@ for file in "$work/with_aligned.cu" "$replaced"; do # the last one is looked at 
 done
 replace_weak
 replace_sites
-compiled=$here/tests/tree/device_replace.cu
+compiled=$replaced
 if [ -d "$(dirname "$(dirname "$(readlink -f "$(command -v "$NVCC")")")")/include/cccl" ]; then
   compile "malloc and new replaced, CUB's and thrust's headers after it" -arch=sm_90 -std=c++17 -DBETWEEN_OTHERS
 fi
