@@ -65,6 +65,14 @@ static cudaError_t host_unmap(const struct source *source, uintptr_t base, size_
   return cudaSuccess;
 }
 
+static cudaError_t host_remap(const struct source *source, uintptr_t base, size_t bytes, uintptr_t to, bool *there) {
+  *there = true;
+  cudaError_t error = host_map(source, to, bytes);
+  if (error == cudaSuccess && (error = host_unmap(source, base, bytes)) != cudaSuccess)
+    (void)host_unmap(source, to, bytes);
+  return error;
+}
+
 static cudaError_t host_available(const struct source *source, size_t *bytes) {
   (void)source;
   long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
@@ -94,5 +102,6 @@ const struct source_operations source_host = {.name = "host",
                                               .unreserve = host_give,
                                               .map = host_map,
                                               .unmap = host_unmap,
+                                              .remap = host_remap,
                                               .total = host_available,
                                               .overcommits = true};

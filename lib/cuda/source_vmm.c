@@ -24,7 +24,8 @@ static cudaError_t checked(const struct source *source, CUresult result, const c
 static bool driver_can(const struct driver *driver) {
   return driver->cuMemAddressReserve != NULL && driver->cuMemAddressFree != NULL && driver->cuMemCreate != NULL &&
          driver->cuMemRelease != NULL && driver->cuMemMap != NULL && driver->cuMemUnmap != NULL &&
-         driver->cuMemSetAccess != NULL && driver->cuCtxGetDevice != NULL && driver->cuDeviceTotalMem != NULL;
+         driver->cuMemSetAccess != NULL && driver->cuMemRetainAllocationHandle != NULL &&
+         driver->cuCtxGetDevice != NULL && driver->cuDeviceTotalMem != NULL;
 }
 
 /* Asked when the source is opened, so that the first mapping does not fail for it.  unknown: the answer where the
@@ -167,6 +168,27 @@ static cudaError_t vmm_unmap(const struct source *source, uintptr_t base, size_t
   return error;
 }
 
+/* If the driver will not map the memory elsewhere, the handle was the last that kept it. */
+static cudaError_t vmm_remap(const struct source *source, uintptr_t base, size_t bytes, uintptr_t to, bool *there) {
+  const struct driver *driver = source->context.driver;
+  CUmemGenericAllocationHandle handle;
+  struct context_visit visit;
+  *there = true;
+  cudaError_t error = context_enter(&source->context, &visit);
+  if (error != cudaSuccess)
+    return error;
+  error = checked(source, driver->cuMemRetainAllocationHandle(&handle, (void *)base), "cuMemRetainAllocationHandle");
+  if (error == cudaSuccess) {
+    error = checked(source, driver->cuMemUnmap(base, bytes), "cuMemUnmap");
+    *there = error != cudaSuccess;
+    if (error == cudaSuccess)
+      error = checked(source, driver->cuMemMap(to, bytes, 0, handle, 0), "cuMemMap");
+    (void)driver->cuMemRelease(handle);
+  }
+  context_leave(&source->context, &visit);
+  return error;
+}
+
 static cudaError_t vmm_total(const struct source *source, size_t *bytes) {
   size_t total = 0;
   CUresult result = source->context.driver->cuDeviceTotalMem(&total, source->device);
@@ -184,4 +206,5 @@ const struct source_operations source_vmm = {.name = "vmm",
                                              .map = vmm_map,
                                              .access = vmm_access,
                                              .unmap = vmm_unmap,
+                                             .remap = vmm_remap,
                                              .total = vmm_total};

@@ -884,9 +884,9 @@ START_TEST(trim_without_an_environment_does_nothing) {
 }
 END_TEST
 
-static const char *const mapping_functions[] = {"cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate",
-                                                "cuMemRelease",        "cuMemMap",         "cuMemUnmap",
-                                                "cuMemSetAccess",      "cuCtxGetDevice",   "cuDeviceTotalMem"};
+static const char *const mapping_functions[] = {
+    "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate",    "cuMemRelease",     "cuMemMap",
+    "cuMemUnmap",          "cuMemSetAccess",   "cuCtxGetDevice", "cuDeviceTotalMem", "cuMemRetainAllocationHandle"};
 enum { mapping_function_count = sizeof mapping_functions / sizeof mapping_functions[0] };
 
 /* In the last run the driver can map, but the device cannot. */

@@ -278,6 +278,7 @@ END_TEST
   OPTIONAL_FUNCTION(cuMemAddressFree)                                                                                  \
   OPTIONAL_FUNCTION(cuMemCreate)                                                                                       \
   OPTIONAL_FUNCTION(cuMemRelease)                                                                                      \
+  OPTIONAL_FUNCTION(cuMemRetainAllocationHandle)                                                                       \
   OPTIONAL_FUNCTION(cuMemMap)                                                                                          \
   OPTIONAL_FUNCTION(cuMemUnmap)                                                                                        \
   OPTIONAL_FUNCTION(cuMemSetAccess)                                                                                    \

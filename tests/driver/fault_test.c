@@ -341,6 +341,35 @@ static void growing_pinned_pool(void) { growing_pool(MAM_SOURCE_PINNED); }
 static void growing_managed_pool(void) { growing_pool(MAM_SOURCE_MANAGED); }
 static void growing_mapped_pool(void) { growing_pool(MAM_SOURCE_VMM); }
 
+/* At its limit a pool moves what is free between live blocks. */
+static void moving_pool(void) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  use_primary();
+  options.source = MAM_SOURCE_VMM;
+  options.context = fake_context_create(0);
+  options.chunk_bytes = 4 * MIB;
+  options.limit_bytes = 20 * MIB;
+  MAM_Pool pool = pool_with(&options);
+  char *row[5], *moved;
+  for (int i = 0; i < 5; i++)
+    row[i] = block(pool, 4 * MIB);
+  launch(options.context);
+  fake_finish(options.context);
+  give_block(row[0]);
+  give_block(row[2]);
+  moved = block(pool, 8 * MIB);
+  REQUIRE(fake_calls("cuMemRetainAllocationHandle") > 0);
+  REQUIRE(info_of(pool).reserved_bytes <= 20 * MIB);
+  for (int i = 1; i < 5; i += 2)
+    REQUIRE(fake_holds(row[i], 4 * MIB));
+  launch(options.context);
+  fake_finish(options.context);
+  give_block(moved);
+  give_block(block(pool, 7 * MIB));
+  GIVE(MAM_PoolDestroy(pool));
+  forget_blocks();
+}
+
 static void pool_by_device(void) {
   MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
   options.device = 0;
@@ -436,6 +465,7 @@ static const struct scenario {
     {"growing pinned pool", growing_pinned_pool},
     {"growing managed pool", growing_managed_pool},
     {"growing mapped pool", growing_mapped_pool},
+    {"moving pool", moving_pool},
     {"pool by device", pool_by_device},
     {"largest pools", largest_pools},
     {"two contexts", two_contexts},
@@ -479,6 +509,7 @@ static const char *const functions[] = {
     "cuMemAddressFree",
     "cuMemCreate",
     "cuMemRelease",
+    "cuMemRetainAllocationHandle",
     "cuMemMap",
     "cuMemUnmap",
     "cuMemSetAccess",

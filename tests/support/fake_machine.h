@@ -132,6 +132,7 @@ enum { mode_global, mode_thread_local, mode_relaxed };
   FUNCTION(cuMemCreate, 10020, INT_MAX,                                                                                \
            (unsigned long long *handle, size_t bytes, const struct properties *properties, unsigned long long flags))  \
   FUNCTION(cuMemRelease, 10020, INT_MAX, (unsigned long long handle))                                                  \
+  FUNCTION(cuMemRetainAllocationHandle, 11000, INT_MAX, (unsigned long long *handle, void *address))                   \
   FUNCTION(                                                                                                            \
       cuMemMap, 10020, INT_MAX,                                                                                        \
       (unsigned long long address, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags))  \

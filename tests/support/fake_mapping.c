@@ -13,7 +13,8 @@
 /* Memory that lives until its handle is released and it is mapped nowhere. */
 struct physical {
   struct physical *next;
-  unsigned long long handle; /* never used twice; 0 after its release */
+  unsigned long long handle; /* never used twice; 0 after its last release */
+  unsigned held;             /* how often the handle is to be released */
   size_t bytes;
   int device;
   int handle_types;
@@ -203,6 +204,7 @@ int cuMemCreate(unsigned long long *handle, size_t bytes, const struct propertie
   if (error == SUCCESS) {
     *new = (struct physical){.next = fake.physicals,
                              .handle = ++fake.last_handle,
+                             .held = 1,
                              .bytes = bytes,
                              .device = properties->location.id,
                              .handle_types = properties->requested_handle_types,
@@ -220,9 +222,24 @@ int cuMemRelease(unsigned long long handle) {
     fake.wrong_frees++;
     error = INVALID_VALUE;
   }
-  if (error == SUCCESS) {
+  if (error == SUCCESS && --physical->held == 0) {
     physical->handle = 0;
     physical_drop_if_unused(physical);
+  }
+  return call_end(error);
+}
+
+int cuMemRetainAllocationHandle(unsigned long long *handle, void *address) {
+  int error = call_begin(CALL_cuMemRetainAllocationHandle);
+  const struct mapping *one = fake.mappings;
+  while (one != NULL && ((uintptr_t)address < one->address || (uintptr_t)address >= one->address + one->bytes))
+    one = one->next;
+  if (error == SUCCESS && (handle == NULL || one == NULL))
+    error = INVALID_VALUE;
+  if (error == SUCCESS) {
+    if (one->physical->held++ == 0)
+      one->physical->handle = ++fake.last_handle;
+    *handle = one->physical->handle;
   }
   return call_end(error);
 }

@@ -175,6 +175,13 @@ static inline cudaError_t imaginary_unmap(const struct source *source, uintptr_t
   return cudaSuccess;
 }
 
+static inline cudaError_t imaginary_remap(const struct source *source, uintptr_t base, size_t bytes, uintptr_t to,
+                                          bool *there) {
+  cudaError_t error = imaginary_unmap(source, base, bytes);
+  *there = error != cudaSuccess;
+  return error == cudaSuccess ? imaginary_map(source, to, bytes) : error;
+}
+
 static inline cudaError_t imaginary_total(const struct source *source, size_t *bytes) {
   (void)source;
   *bytes = imaginary.capacity_bytes;
@@ -196,6 +203,7 @@ static const struct source_operations imaginary_elastic_operations = {.name = "i
                                                                       .unreserve = imaginary_unreserve,
                                                                       .map = imaginary_map,
                                                                       .unmap = imaginary_unmap,
+                                                                      .remap = imaginary_remap,
                                                                       .total = imaginary_total};
 
 static const struct source imaginary_source = {.operations = &imaginary_operations};
