@@ -6,6 +6,8 @@
  * has a single chunk, a range of reserved addresses, and maps memory under parts of it (pieces) as needed.  A mapping
  * can only be taken away as a whole, so the chunk remembers where each piece begins.
  */
+#include <string.h>
+
 #include "pool/chunk_map.h"
 #include "pool/pool_inside.h"
 
@@ -85,6 +87,8 @@ void pool_settle_locked(struct mam_pool *pool) {
   while (segment != NULL && pool->segments.count[SEGMENT_MOVING] > 0) {
     struct segment *next = segment_next(segment);
     if (segment->state == SEGMENT_MOVING) {
+      memset(pool_piece_at(SLIST_FIRST(&pool->chunks), segment->base), 0,
+             segment->bytes / SOURCE_GRANULARITY_BYTES * sizeof(uint32_t));
       segment_moved(&pool->segments, segment, SEGMENT_UNMAPPED); /* the next may have become a part of it */
       next = segment_first(&pool->segments);
     }

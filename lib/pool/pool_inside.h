@@ -220,7 +220,18 @@ struct pool_place {
 
 /* The same of an elastic pool, while the caller grows it.  What is free beside the place stays. */
 cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes, struct pool_place place);
-/* How much that could give back if nothing stayed; and how much of that is free beside the place, if there is one. */
+/* Takes free pieces out of the trees until they are enough for the place, but for what is free beside it: at most so
+ * many, with at most most_bytes.  Returns their bytes.  Keeps the lock. */
+size_t pool_pieces_take_locked(struct mam_pool *pool, struct pool_place place, size_t most_bytes, unsigned most_pieces,
+                               struct moving_list *pieces);
+
+/* Ends what that began: the piece is free where it is, or its memory is elsewhere or given back.  Keeps the lock. */
+void pool_piece_end_locked(struct mam_pool *pool, struct segment *moving, bool there);
+
+/* The bytes of all pieces that are free as a whole.  Keeps the lock. */
+size_t pool_free_pieces_bytes_locked(struct mam_pool *pool);
+
+/* How much a trim could give back if nothing stayed; and how much of that is free beside the place, if there is one. */
 size_t pool_trimmable_bytes_locked(struct mam_pool *pool);
 size_t pool_trimmable_beside_locked(struct mam_pool *pool, struct pool_place place);
 

@@ -90,8 +90,14 @@ START_TEST(kernel_of_a_peer_reaches_a_pool_of_the_program_s_own) {
   use_peers();
   enable_both();
   options.source = kinds[_i];
-  options.limit_bytes = 64 * MIB;
+  options.limit_bytes = 128 * MIB;
   MAM_Pool pool = pool_with(options);
+  char *a = block_of(pool, 12 * MIB), *b = block_of(pool, 4 * MIB), *c = block_of(pool, 12 * MIB);
+  OK(MAM_CudaFree(a));
+  OK(MAM_CudaFree(c));
+  run_on(1, block_of(pool, 24 * MIB), 24 * MIB); /* in memory that moves, if it can */
+  ck_assert_int_eq(fake_calls("cuMemRetainAllocationHandle") > 0, kinds[_i] == MAM_SOURCE_VMM);
+  run_on(1, b, 4 * MIB);
   run_on(1, block_of(pool, 3 * MIB), 3 * MIB);
   run_on(1, block_of(pool, 30 * MIB), 30 * MIB);
   ck_assert_uint_eq(fake_faults(), 0);

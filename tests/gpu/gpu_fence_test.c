@@ -233,14 +233,16 @@ static size_t driver_free_bytes(void) {
   return free_bytes;
 }
 
-static MAM_Pool growing_pool(void) {
+static MAM_Pool limited_pool(size_t limit_bytes) {
   MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
   options.source = MAM_SOURCE_VMM;
   options.chunk_bytes = piece_bytes;
-  options.limit_bytes = 4 * GIB;
-  options.waiting_limit_bytes = 4 * GIB;
+  options.limit_bytes = limit_bytes;
+  options.waiting_limit_bytes = limit_bytes;
   return gpu_pool_new(&options);
 }
+
+static MAM_Pool growing_pool(void) { return limited_pool(4 * GIB); }
 
 /* The pool holds as much as the driver has lost. */
 static void driver_agrees(MAM_Pool pool, size_t before_bytes) {
@@ -316,6 +318,38 @@ START_TEST(memory_comes_and_goes_between_live_blocks) {
 }
 END_TEST
 
+/* At the limit, what is free between live blocks moves together, under a kernel and without a wait for it. */
+START_TEST(free_pieces_move_to_where_a_block_fits) {
+  enum { BLOCK_PIECES = 6 };
+  size_t before_bytes = driver_free_bytes();
+  MAM_Pool pool = limited_pool(PIECES * piece_bytes);
+  void *pieces[PIECES] = {NULL}, *block = NULL;
+  uint64_t *mismatches = gpu_counter_new();
+  for (uint32_t round = 0; round < 3; round++) {
+    pieces_new(pool, pieces);
+    pieces_free(pieces, 2);
+    trim_to(pool, (PIECES - 1) * piece_bytes, (PIECES - 1) * piece_bytes); /* now the free memory has passed */
+    bool runs = slow_start();
+    MAM_OK(MAM_PoolMalloc(pool, &block, BLOCK_PIECES * piece_bytes));
+    GPU_OK(gpu_fill(block, BLOCK_PIECES * piece_bytes, 100 + round, 0));
+    GPU_OK(gpu_check(block, BLOCK_PIECES * piece_bytes, 100 + round, mismatches, 0));
+    GPU_OK(cudaStreamSynchronize(0));
+    ck_assert_msg(!runs || slow_runs(), "the kernel ended before the block was used");
+    slow_end();
+    ck_assert_uint_eq(*mismatches, 0);
+    pieces_are(pieces);
+    driver_agrees(pool, before_bytes);
+    MAM_OK(MAM_CudaFree(block));
+    GPU_OK(cudaDeviceSynchronize());
+  }
+  GPU_OK(cudaFreeHost(mismatches));
+  pieces_new(pool, pieces);
+  pieces_free(pieces, 1);
+  trim_to(pool, 0, piece_bytes);
+  driver_agrees(pool, before_bytes);
+}
+END_TEST
+
 START_TEST(trim_keeps_what_it_is_told_to_keep) {
   size_t before_bytes = driver_free_bytes();
   MAM_Pool pool = growing_pool();
@@ -371,6 +405,7 @@ static Suite *fence_suite(void) {
   tcase_add_test(prompt, no_call_waits_for_a_kernel_while_the_pool_can_grow);
   TCase *growth = slow_case_add(suite, "growth and giving back");
   tcase_add_test(growth, memory_comes_and_goes_between_live_blocks);
+  tcase_add_test(growth, free_pieces_move_to_where_a_block_fits);
   tcase_add_test(growth, trim_keeps_what_it_is_told_to_keep);
   tcase_add_test(growth, trim_neither_waits_for_a_kernel_nor_takes_its_memory);
   return suite;

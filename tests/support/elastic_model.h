@@ -37,7 +37,7 @@ struct elastic_model {
   unsigned limit, step; /* both in granules */
   size_t waiting_limit_bytes;
   unsigned synchronizes;
-  size_t peak_cells, moved_granules; /* the most that was ever used; what was given back to grow */
+  size_t moved_granules; /* what was moved instead of growth */
   /* fenced: the pool's rule is the fenced one.  unfenced: something was free before the GPU was known to be done with
    * it. */
   bool fenced, unfenced;
@@ -172,54 +172,112 @@ static void elastic_trim(struct elastic_model *model, unsigned keep, struct elas
   }
 }
 
-/* What the pool does before it grows beyond the most that was ever used, and a 128th of it.  If as much as it needs is
- * free in pieces elsewhere, it gives these back.  In all it gives back at most half of what it holds, and each time
- * counts as at least 16 MiB. */
-static bool elastic_give_excess(struct elastic_model *model, size_t cells) {
-  const size_t granule_bytes = SOURCE_GRANULARITY_BYTES;
-  size_t used = elastic_count(model, ELASTIC_USED) + cells, held = elastic_held(model);
-  size_t most = (used > model->peak_cells ? used : model->peak_cells) * ELASTIC_CELL_BYTES;
-  unsigned granule, count = elastic_place(model, cells, &granule);
-  size_t charge = count > 8 ? count : 8;
+/* The free piece that is best for a run which lacks so many granules: the shortest that has as many, of at most so
+ * many; else the longest.  The lowest of equal ones.  -1 if there is none. */
+static long elastic_best_piece(const struct elastic_model *model, struct elastic_run run, unsigned lacking,
+                               unsigned most) {
+  long best = -1;
+  unsigned best_count = 0;
+  for (long at = ELASTIC_GRANULES; (at = elastic_free_piece(model, at, run)) >= 0;) {
+    unsigned count = model->pieces[at];
+    bool enough = count >= lacking, best_enough = best_count >= lacking;
+    bool better = best < 0 || count == best_count || (enough && best_enough ? count < best_count : count > best_count);
+    if (count > most || !better)
+      continue;
+    best = at;
+    best_count = count;
+  }
+  return best;
+}
+
+/* How long a run may become where it is: downwards, if the granule before it has no memory. */
+static unsigned elastic_run_most(const struct elastic_model *model, struct elastic_run run, bool down) {
+  unsigned first = run.granule, end = run.granule + run.count;
+  while (down && first > 0 && elastic_unmapped(model, first - 1, 1))
+    first--;
+  while (!down && elastic_unmapped(model, end, 1))
+    end++;
+  return end - first;
+}
+
+/* Moves free pieces to a run, those last that were found first, and maps the rest of it; gives others back that the
+ * limit forbids.  early: at most four pieces, and only if they are at least half of the run. */
+static bool elastic_move_to(struct elastic_model *model, struct elastic_run run, bool early) {
   struct elastic_model tried = *model;
-  if (count == 0 || elastic_count(model, ELASTIC_FREE) < (size_t)count * ELASTIC_GRANULE_CELLS ||
-      (held + count) * granule_bytes <= most + most / 128 || 2 * (model->moved_granules + charge) > held)
+  bool down = run.granule > 0 && elastic_unmapped(model, run.granule - 1, 1);
+  unsigned most = elastic_run_most(model, run, down), taken = 0, count = 0, counts[ELASTIC_GRANULES];
+  long piece;
+  while (taken < run.count && !model->unfenced && (!early || count < 4) &&
+         (piece = elastic_best_piece(&tried, run, run.count - taken, most - taken)) >= 0) {
+    counts[count] = tried.pieces[piece];
+    taken += counts[count++];
+    elastic_fill(&tried, (unsigned)piece, tried.pieces[piece], ELASTIC_UNMAPPED);
+    tried.pieces[piece] = 0;
+  }
+  if (early && 2 * taken < run.count)
+    return false;
+  if (taken > run.count) {
+    run.granule -= down ? taken - run.count : 0;
+    run.count = taken;
+  }
+  if (run.count > model->limit)
+    return false;
+  elastic_trim(&tried, model->limit - run.count, run);
+  if (elastic_held(&tried) > model->limit - run.count)
+    return false;
+  unsigned at = run.granule, end = run.granule + run.count;
+  for (; count > 0; at += counts[count])
+    elastic_map(&tried, at, counts[--count]);
+  if (at < end)
+    elastic_map(&tried, at, end - at);
+  *model = tried;
+  return true;
+}
+
+/* What the pool does instead of growth: if half of what it needs is free in four pieces elsewhere, it moves these.
+ * In all it moves at most twice what it holds, and each time counts as at least 16 MiB. */
+static bool elastic_move_early(struct elastic_model *model, size_t cells) {
+  unsigned granule, held = elastic_held(model), count = elastic_place(model, cells, &granule), pieces = 0;
+  size_t charge = count > 8 ? count : 8;
+  for (unsigned i = 0; i < ELASTIC_GRANULES; i++)
+    pieces += elastic_free_piece(model, (long)i + 1, (struct elastic_run){0, 0, 0}) == (long)i ? model->pieces[i] : 0;
+  if (count == 0 || count > model->limit - held || model->moved_granules + charge > 2 * (size_t)held ||
+      2 * pieces < count)
     return false;
   struct elastic_run run = {granule, count, ELASTIC_BEFORE};
   while (!elastic_run_serves(model, run, cells))
     run.sides++;
-  elastic_trim(&tried, (unsigned)held - count, run);
-  if (elastic_held(&tried) > held - count)
+  if (!elastic_move_to(model, run, true))
     return false;
-  *model = tried;
   model->moved_granules += charge;
   return true;
 }
 
-/* Gives free pieces back, so that the limit allows need more, if they are enough. */
-static bool elastic_give_for(struct elastic_model *model, unsigned need, struct elastic_run run) {
+/* Whether a run begins where unmapped granules do, or ends where they end. */
+static bool elastic_at_edge(const struct elastic_model *model, struct elastic_run run) {
+  bool first = run.granule == 0 || !elastic_unmapped(model, run.granule - 1, 1);
+  return run.sides == ELASTIC_BEFORE ? first : !elastic_unmapped(model, run.granule + run.count, 1);
+}
+
+/* At the limit, pieces move to the shortest run of granules for which they are enough, beside a hole if there is one.
+ * Where no addresses are left for that, pieces are given back. */
+static bool elastic_move(struct elastic_model *model, size_t cells) {
+  unsigned need = (unsigned)((cells + ELASTIC_GRANULE_CELLS - 1) / ELASTIC_GRANULE_CELLS);
+  struct elastic_run run;
+  for (run.count = 1; run.count <= need; run.count++)
+    for (run.granule = 0; run.granule + run.count <= ELASTIC_GRANULES; run.granule++)
+      for (run.sides = ELASTIC_BEFORE; run.sides <= (run.count < need ? ELASTIC_BOTH : ELASTIC_AFTER); run.sides++)
+        if (elastic_unmapped(model, run.granule, run.count) && elastic_run_serves(model, run, cells) &&
+            (run.count < need || elastic_at_edge(model, run)) && elastic_move_to(model, run, false))
+          return true;
   struct elastic_model tried = *model;
   if (need > model->limit || elastic_held(model) <= model->limit - need)
     return false;
-  elastic_trim(&tried, model->limit - need, run);
+  elastic_trim(&tried, model->limit - need, (struct elastic_run){0, 0, 0});
   if (elastic_held(&tried) > model->limit - need)
     return false;
   *model = tried;
-  return true;
-}
-
-/* At the limit, free pieces are given back to make room elsewhere: for the shortest run of granules for which they are
- * enough, beside a hole, or else for the whole block. */
-static bool elastic_move(struct elastic_model *model, size_t cells) {
-  unsigned need = (unsigned)((cells + ELASTIC_GRANULE_CELLS - 1) / ELASTIC_GRANULE_CELLS);
-  bool given = false;
-  struct elastic_run run, none = {0, 0, 0};
-  for (run.count = 1; run.count < need; run.count++)
-    for (run.granule = 0; run.granule + run.count <= ELASTIC_GRANULES; run.granule++)
-      for (run.sides = ELASTIC_BEFORE; run.sides <= ELASTIC_BOTH; run.sides++)
-        given = given || (elastic_unmapped(model, run.granule, run.count) && elastic_run_serves(model, run, cells) &&
-                          elastic_give_for(model, run.count, run));
-  return (given || elastic_give_for(model, need, none)) && elastic_grow(model, cells, false);
+  return elastic_grow(model, cells, false);
 }
 
 static void elastic_synchronize(struct elastic_model *model) {
@@ -231,8 +289,7 @@ static void elastic_synchronize(struct elastic_model *model) {
 
 static bool elastic_make_room(struct elastic_model *model, size_t cells) {
   if (cells <= (size_t)model->limit * ELASTIC_GRANULE_CELLS) {
-    bool generous = !elastic_give_excess(model, cells);
-    if (elastic_grow(model, cells, generous) || elastic_move(model, cells))
+    if (elastic_move_early(model, cells) || elastic_grow(model, cells, true) || elastic_move(model, cells))
       return true;
   }
   size_t waiting = elastic_count(model, ELASTIC_WAITING);
@@ -259,8 +316,6 @@ static void elastic_step_malloc(struct elastic_model *model, struct mam_pool *po
     return;
   MODEL_REQUIRE((uintptr_t)address == IMAGINARY_FIRST_BASE + (size_t)cell * ELASTIC_CELL_BYTES);
   memset(&model->cells[cell], ELASTIC_USED, cells);
-  size_t used = elastic_count(model, ELASTIC_USED);
-  model->peak_cells = used > model->peak_cells ? used : model->peak_cells;
   model->blocks[model->block_count].cell = (size_t)cell;
   model->blocks[model->block_count++].cells = cells;
 }

@@ -999,8 +999,49 @@ START_TEST(pool_is_in_use_while_it_grows) {
 }
 END_TEST
 
-/* Free whole pieces are unmapped, and their memory mapped where a block fits.  So the pool takes no more than
- * before. */
+/* While a piece is on its way, other threads allocate and free. */
+START_TEST(pool_is_in_use_while_pieces_move) {
+  struct pool_config config = elastic_64_mib;
+  config.limit_bytes = 10 * MIB;
+  open_elastic(&config);
+  char *row = malloc_row(10, MIB);
+  freed_in_the_middle = row + 9 * MIB;
+  must_free(row), must_free(row + MIB);
+  must_free(row + 4 * MIB), must_free(row + 5 * MIB), must_free(row + 8 * MIB);
+  if (_i == 0)
+    imaginary.on_map = use_the_pool_in_the_middle;
+  else
+    imaginary.on_unmap = use_the_pool_in_the_middle;
+  must_malloc(4 * MIB);
+  ck_assert_ptr_null((void *)imaginary.on_map);
+  ck_assert_ptr_null((void *)imaginary.on_unmap);
+  ck_assert_uint_le(imaginary.taken_bytes, 10 * MIB);
+}
+END_TEST
+
+/* _i 0: a piece stays where it is.  1: it can be mapped nowhere, and its memory goes back. */
+START_TEST(move_that_fails_loses_no_block) {
+  struct pool_config config = elastic_64_mib;
+  void *address;
+  config.limit_bytes = 8 * MIB;
+  open_elastic(&config);
+  char *row = malloc_row(4, 2 * MIB);
+  must_free(row), must_free(row + 4 * MIB);
+  cudaError_t refused = _i == 0 ? cudaErrorUnknown : cudaErrorMemoryAllocation;
+  *(_i == 0 ? &imaginary.unmap_error : &imaginary.map_error) = refused;
+  ck_assert_int_eq(try_malloc(4 * MIB, &address), refused);
+  check_pool();
+  ck_assert_uint_eq(info_now().used_bytes, 4 * MIB);
+  ck_assert_uint_eq(info_now().reserved_bytes, imaginary.taken_bytes);
+  ck_assert_uint_eq(imaginary.taken_bytes, _i == 0 ? 8 * MIB : 6 * MIB);
+  imaginary.unmap_error = imaginary.map_error = cudaSuccess;
+  must_malloc(4 * MIB);
+  ck_assert_uint_eq(imaginary.taken_bytes, 8 * MIB);
+  must_free(row + 2 * MIB), must_free(row + 6 * MIB);
+}
+END_TEST
+
+/* Pieces move, with their memory, to where a block fits.  So the pool takes no more than before. */
 START_TEST(pool_with_holes_holds_no_more_than_was_used) {
   struct pool_config config = elastic_64_mib;
   config.limit_bytes = 512 * MIB;
@@ -1420,6 +1461,8 @@ int main(void) {
   tcase_add_loop_test(tests, refused_mapping_changes_nothing, 0, 3);
   tcase_add_test(tests, mapping_that_fails_otherwise_says_so);
   tcase_add_test(tests, pool_is_in_use_while_it_grows);
+  tcase_add_loop_test(tests, pool_is_in_use_while_pieces_move, 0, 2);
+  tcase_add_loop_test(tests, move_that_fails_loses_no_block, 0, 2);
   tcase_add_test(tests, pool_with_holes_holds_no_more_than_was_used);
   tcase_add_test(tests, threads_that_wait_for_a_growth_share_the_next);
   tcase_add_test(tests, pool_is_in_use_while_it_is_trimmed);

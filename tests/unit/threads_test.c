@@ -481,6 +481,13 @@ static cudaError_t locked_unmap(const struct source *source, uintptr_t base, siz
   return error;
 }
 
+static cudaError_t locked_remap(const struct source *source, uintptr_t base, size_t bytes, uintptr_t to, bool *there) {
+  pthread_mutex_lock(&elastic_lock);
+  cudaError_t error = imaginary_remap(source, base, bytes, to, there);
+  pthread_mutex_unlock(&elastic_lock);
+  return error;
+}
+
 static struct mam_pool *rivals[2];
 
 /* Each pool may have all memory of the source, so each makes the other give memory back. */
@@ -506,7 +513,7 @@ static void *rival_traffic(void *number) {
 
 START_TEST(rivals_for_one_memory_give_back_to_each_other) {
   struct source_operations operations = imaginary_elastic_operations;
-  operations.map = locked_map, operations.unmap = locked_unmap;
+  operations.map = locked_map, operations.unmap = locked_unmap, operations.remap = locked_remap;
   const struct source source = {.operations = &operations};
   const struct pool_config config = {
       .reuse = MAM_REUSE_FENCED, .alignment = POOL_ALIGNMENT_BYTES, .waiting_limit_bytes = 1};
@@ -614,6 +621,59 @@ START_TEST(child_of_a_busy_process_can_allocate) {
 }
 END_TEST
 
+/* The pool is full and its sizes vary, so its free pieces move. */
+static void *moving_traffic(void *number) {
+  uint64_t state = (uintptr_t)number * UINT64_C(0x9E3779B97F4A7C15);
+  void *blocks[6] = {0};
+  while (!time_is_up()) {
+    size_t i = random_below(&state, 6);
+    EXPECT(MAM_CudaFree(blocks[i]) == cudaSuccess);
+    blocks[i] = NULL;
+    (void)MAM_PoolMalloc(trimmed, &blocks[i], 1 + random_below(&state, 12 * MIB));
+  }
+  return NULL;
+}
+
+/* What was on its way in the parent has memory nowhere in the child, and the child's pool goes on with the rest. */
+static int child_of_moves(void) {
+  void *blocks[8] = {0};
+  uint64_t state = 7;
+  for (int i = 0; i < 64; i++) {
+    void **block = &blocks[random_below(&state, 8)];
+    if (MAM_CudaFree(*block) != cudaSuccess)
+      return 1;
+    *block = NULL;
+    if (MAM_PoolMalloc(trimmed, block, 1 + random_below(&state, 12 * MIB)) == cudaSuccess)
+      ((volatile char *)*block)[0] = 1;
+  }
+  if (MAM_PoolTrim(trimmed, 0) != cudaSuccess)
+    return 2;
+  pthread_mutex_lock(&trimmed->lock);
+  const char *fault = pool_check_locked(trimmed);
+  pthread_mutex_unlock(&trimmed->lock);
+  if (fault != NULL)
+    (void)fprintf(stderr, "in the child: %s\n", fault);
+  return fault == NULL ? 0 : 3;
+}
+
+START_TEST(child_of_a_pool_that_moves_memory_goes_on) {
+  pthread_t threads[4];
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  options.source = MAM_SOURCE_HOST, options.limit_bytes = 96 * MIB;
+  ck_assert_int_eq(MAM_PoolCreate(&trimmed, &options), cudaSuccess);
+  end_ms = now_ms() + 600000;
+  for (uintptr_t i = 0; i < 4; i++)
+    ck_assert_int_eq(pthread_create(&threads[i], NULL, moving_traffic, (void *)(i + 1)), 0);
+  for (int i = 0; i < 100; i++)
+    ck_assert(busy_fork(child_of_moves));
+  end_ms = 0;
+  for (int i = 0; i < 4; i++)
+    ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+  ck_assert_uint_eq(faults, 0);
+  ck_assert_int_eq(MAM_PoolDestroy(trimmed), cudaSuccess);
+}
+END_TEST
+
 int main(void) {
   Suite *suite = suite_create("threads");
   TCase *one = tcase_create("one pool"), *all = tcase_create("public functions"), *claims = tcase_create("claims");
@@ -634,6 +694,7 @@ int main(void) {
   tcase_add_test(all, blocks_keep_their_content_while_the_pool_is_trimmed);
   tcase_add_test(all, bursts_of_threads_meet_a_pool_that_gives_back);
   tcase_add_test(all, child_of_a_busy_process_can_allocate);
+  tcase_add_test(all, child_of_a_pool_that_moves_memory_goes_on);
   suite_add_tcase(suite, all);
   tcase_set_timeout(claims, 120);
   tcase_add_checked_fixture(claims, set_up_host, NULL);
