@@ -196,7 +196,7 @@ struct mam_pool {
 
   size_t held_bytes;      /* of the source */
   size_t limit_bytes;     /* held_bytes never passes it */
-  size_t moved_bytes;     /* of free pieces, put elsewhere in the addresses instead of growth */
+  size_t moved_bytes;     /* put at places instead of growth, with what was mapped new there */
   size_t rush_bytes;      /* by which an elastic pool has grown, one growth soon after the other */
   int64_t rushed_ns;      /* when its last growth ended */
   size_t live_most_bytes; /* the most that was live when a block was taken, while taken_bytes were; */

@@ -11,6 +11,7 @@
  *   pool_chunks          what the source gave: chunks, and pieces of an elastic pool's
  *   pool_trim            giving free memory back to the source
  *   pool_close           closing a pool, and losing one whose memory is gone
+ *   pool_move            putting memory, new or free, where a block fits
  *   pool_elastic         growth of a pool that maps piece by piece
  *   pool_grow            taking memory from the source: the first chunk, and growth
  *   pool_free            freeing, and the rules of reuse
@@ -220,20 +221,27 @@ struct pool_place {
 
 /* The same of an elastic pool, while the caller grows it.  What is free beside the place stays. */
 cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes, struct pool_place place);
-/* Takes free pieces out of the trees until they are enough for the place, but for what is free beside it: at most so
- * many, with at most most_bytes.  Returns their bytes.  Keeps the lock. */
-size_t pool_pieces_take_locked(struct mam_pool *pool, struct pool_place place, size_t most_bytes, unsigned most_pieces,
-                               struct moving_list *pieces);
+/* Whether the GPU is known to be done with all free memory, after asking for a fence if need be.  Never in a pool that
+ * keeps its memory. */
+bool pool_free_may_be_unmapped_locked(struct mam_pool *pool);
 
-/* Ends what that began: the piece is free where it is, or its memory is elsewhere or given back.  Keeps the lock. */
-void pool_piece_end_locked(struct mam_pool *pool, struct segment *moving, bool there);
+/* Whether a free segment is what the place serves with. */
+static inline bool pool_is_beside(const struct segment *segment, struct pool_place place) {
+  return (place.with_before && segment->base + segment->bytes == place.base) ||
+         (place.with_after && segment->base == place.base + place.bytes);
+}
 
-/* The bytes of all pieces that are free as a whole.  Keeps the lock. */
+/* The bytes of the next piece at *base or above that lies wholly in a free segment; *base becomes the piece's.  0 if
+ * there is none.  Keeps the lock. */
+size_t pool_piece_within_locked(const struct mam_pool *pool, const struct segment *segment, uintptr_t *base);
+
+/* The bytes of all pieces that lie wholly in a free segment; and of those that are beside the place, if there is one.
+ * Both keep the lock. */
 size_t pool_free_pieces_bytes_locked(struct mam_pool *pool);
+size_t pool_pieces_beside_locked(struct mam_pool *pool, struct pool_place place);
 
-/* How much a trim could give back if nothing stayed; and how much of that is free beside the place, if there is one. */
+/* How much a trim could give back if nothing stayed. */
 size_t pool_trimmable_bytes_locked(struct mam_pool *pool);
-size_t pool_trimmable_beside_locked(struct mam_pool *pool, struct pool_place place);
 
 /* A chunk that is free as a whole, and not the last one where that stays; NULL if there is none.  Keeps the lock. */
 struct pool_chunk *pool_find_free_chunk_locked(struct mam_pool *pool, struct segment **segment);
@@ -247,6 +255,25 @@ cudaError_t pool_chunk_give_locked(struct mam_pool *pool, struct pool_chunk *chu
 /* Closes a pool whose memory is gone: another chunk has these addresses, which the chunk map said were the pool's.  By
  * now they may be no longer, as another pool has begun in its place: that one stays. */
 void pool_abandon(struct mam_pool *pool, uintptr_t base, size_t bytes);
+
+/* ---- pool_move.c: pieces of an elastic pool's chunk ---- */
+
+/* A mapping costs 50 us, and 60 to 140 us for each GiB of it (H200).  So what is mapped at once is one piece, unless it
+ * is so large that several cost little in comparison.  A piece can only be given back as a whole: of a large block's
+ * pieces, some may be free while a smaller block lies in another. */
+enum { POOL_PIECE_MOST_BYTES = 512 << 20 };
+
+/* How large a place may become, and makes it larger.  It grows away from what it serves with. */
+size_t pool_place_most_bytes(struct pool_place place);
+void pool_place_resize(struct pool_place *place, size_t bytes);
+
+/* Maps memory at a place.  Leaves the lock. */
+cudaError_t pool_place_fill_locked(struct mam_pool *pool, struct pool_place place);
+
+/* Moves free pieces to a place, and maps the rest of it.  The place may become larger, by a piece that is too large.
+ * Other free pieces are given back, if the pool would hold more than most_bytes otherwise.  Leaves the lock.
+ * cudaErrorMemoryAllocation without *asked: they are not enough for that. */
+cudaError_t pool_place_move_locked(struct mam_pool *pool, struct pool_place *place, size_t most_bytes, bool *asked);
 
 /* ---- pool_elastic.c: each leaves the lock in between ---- */
 

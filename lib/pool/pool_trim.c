@@ -14,12 +14,6 @@ static uintptr_t pieces_end_locked(struct mam_pool *pool, const struct pool_chun
   return last != NULL && last->state == SEGMENT_UNMAPPED ? last->base : chunk->base + chunk->bytes;
 }
 
-/* Whether a free segment is what the place serves with. */
-static bool is_beside(const struct segment *segment, struct pool_place place) {
-  return (place.with_before && segment->base + segment->bytes == place.base) ||
-         (place.with_after && segment->base == place.base + place.bytes);
-}
-
 /* The next piece below *end that lies wholly in a free segment, which is returned, but not one beside the place; *end
  * becomes the piece's base.  NULL if there is none. */
 static struct segment *free_piece_below_locked(struct mam_pool *pool, const struct pool_chunk *chunk,
@@ -29,7 +23,7 @@ static struct segment *free_piece_below_locked(struct mam_pool *pool, const stru
     base -= SOURCE_GRANULARITY_BYTES;
     uint32_t piece = *pool_piece_at(chunk, base);
     struct segment *segment = piece != 0 ? segment_at(&pool->segments, base) : NULL;
-    if (segment != NULL && segment->state == SEGMENT_FREE && !is_beside(segment, place) &&
+    if (segment != NULL && segment->state == SEGMENT_FREE && !pool_is_beside(segment, place) &&
         base + pool_piece_bytes(piece) <= segment->base + segment->bytes) {
       *end = base;
       return segment;
@@ -45,8 +39,7 @@ static bool free_is_passed_locked(const struct mam_pool *pool) {
   return pool->unfenced_epoch <= reuse_passed(pool->reuse);
 }
 
-/* The same, after asking for a fence if need be.  Never in a pool that keeps its memory. */
-static bool free_may_be_unmapped_locked(struct mam_pool *pool) {
+bool pool_free_may_be_unmapped_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   if (pool->config.keeps)
     return false;
@@ -59,41 +52,25 @@ static bool free_may_be_unmapped_locked(struct mam_pool *pool) {
   return free_is_passed_locked(pool);
 }
 
-/* Takes the free piece at base out of the trees, until pool_piece_end_locked.  NULL if the host has no memory. */
-static struct segment *piece_take_locked(struct mam_pool *pool, const struct pool_chunk *chunk, struct segment *segment,
-                                         uintptr_t base) {
-  lock_held(&pool->lock);
-  size_t bytes = pool_piece_bytes(*pool_piece_at(chunk, base));
-  struct segment *moving = segment_move(&pool->segments, segment, base, bytes);
-  if (moving == NULL) {
-    (void)error_set(cudaErrorMemoryAllocation, "the host has no memory for a segment");
-    return NULL;
-  }
-  *pool_piece_at(chunk, base) = 0;
-  pool_held_change_locked(pool, -bytes);
-  return moving;
-}
-
-void pool_piece_end_locked(struct mam_pool *pool, struct segment *moving, bool there) {
-  lock_held(&pool->lock);
-  if (there) {
-    *pool_piece_at(SLIST_FIRST(&pool->chunks), moving->base) = (uint32_t)(moving->bytes / SOURCE_GRANULARITY_BYTES);
-    pool_held_change_locked(pool, moving->bytes);
-  }
-  segment_moved(&pool->segments, moving, there ? SEGMENT_FREE : SEGMENT_UNMAPPED);
-}
-
-/* Unmaps the free piece at base. */
+/* Unmaps the free piece at base.  What it covers is in no tree while the lock is left. */
 static cudaError_t piece_give_locked(struct mam_pool *pool, const struct pool_chunk *chunk, struct segment *segment,
                                      uintptr_t base) {
   lock_held(&pool->lock);
-  struct segment *moving = piece_take_locked(pool, chunk, segment, base);
+  uint32_t piece = *pool_piece_at(chunk, base);
+  size_t bytes = pool_piece_bytes(piece);
+  struct segment *moving = segment_move(&pool->segments, segment, base, bytes);
   if (moving == NULL)
-    return cudaErrorMemoryAllocation;
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a segment");
+  *pool_piece_at(chunk, base) = 0;
+  pool_held_change_locked(pool, -bytes);
   pool_step_out(pool);
-  cudaError_t error = pool->source.operations->unmap(&pool->source, base, moving->bytes);
+  cudaError_t error = pool->source.operations->unmap(&pool->source, base, bytes);
   pool_step_in(pool);
-  pool_piece_end_locked(pool, moving, error != cudaSuccess);
+  if (error != cudaSuccess) {
+    *pool_piece_at(chunk, base) = piece;
+    pool_held_change_locked(pool, bytes);
+  }
+  segment_moved(&pool->segments, moving, error == cudaSuccess ? SEGMENT_UNMAPPED : SEGMENT_FREE);
   return error;
 }
 
@@ -103,7 +80,7 @@ cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes, st
   struct segment *segment;
   cudaError_t error = cudaSuccess;
   uintptr_t end = pieces_end_locked(pool, chunk);
-  if (pool->held_bytes <= keep_bytes || !free_may_be_unmapped_locked(pool))
+  if (pool->held_bytes <= keep_bytes || !pool_free_may_be_unmapped_locked(pool))
     return cudaSuccess;
   while (error == cudaSuccess && pool->state == POOL_OPEN && pool->held_bytes > keep_bytes &&
          free_is_passed_locked(pool) && (segment = free_piece_below_locked(pool, chunk, place, &end)) != NULL)
@@ -111,11 +88,9 @@ cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes, st
   return error;
 }
 
-/* The bytes of the next piece at *base or above that lies wholly in a free segment; *base becomes the piece's.  0 if
- * there is none. */
-static size_t piece_within_locked(const struct mam_pool *pool, const struct pool_chunk *chunk,
-                                  const struct segment *segment, uintptr_t *base) {
+size_t pool_piece_within_locked(const struct mam_pool *pool, const struct segment *segment, uintptr_t *base) {
   lock_held(&pool->lock);
+  const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   uintptr_t end = segment->base + segment->bytes;
   for (*base = round_up(*base, SOURCE_GRANULARITY_BYTES); *base < end; *base += SOURCE_GRANULARITY_BYTES) {
     size_t bytes = pool_piece_bytes(*pool_piece_at(chunk, *base));
@@ -126,81 +101,38 @@ static size_t piece_within_locked(const struct mam_pool *pool, const struct pool
 }
 
 /* The bytes of all of them. */
-static size_t pieces_within_locked(const struct mam_pool *pool, const struct pool_chunk *chunk,
-                                   const struct segment *segment) {
+static size_t pieces_within_locked(const struct mam_pool *pool, const struct segment *segment) {
   lock_held(&pool->lock);
   size_t all = 0, bytes;
-  for (uintptr_t base = segment->base; (bytes = piece_within_locked(pool, chunk, segment, &base)) > 0; base += bytes)
+  for (uintptr_t base = segment->base; (bytes = pool_piece_within_locked(pool, segment, &base)) > 0; base += bytes)
     all += bytes;
   return all;
 }
 
 size_t pool_free_pieces_bytes_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
-  const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   struct segment *segment = size_best_fit(&pool->segments.by_size, SOURCE_GRANULARITY_BYTES);
   size_t bytes = 0;
   for (; segment != NULL; segment = size_next(&pool->segments.by_size, segment))
-    bytes += pieces_within_locked(pool, chunk, segment);
+    bytes += pieces_within_locked(pool, segment);
   return bytes;
 }
 
 size_t pool_trimmable_bytes_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
-  return free_may_be_unmapped_locked(pool) ? pool_free_pieces_bytes_locked(pool) : 0;
+  return pool_free_may_be_unmapped_locked(pool) ? pool_free_pieces_bytes_locked(pool) : 0;
 }
 
-size_t pool_trimmable_beside_locked(struct mam_pool *pool, struct pool_place place) {
+size_t pool_pieces_beside_locked(struct mam_pool *pool, struct pool_place place) {
   lock_held(&pool->lock);
-  const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   size_t bytes = 0;
   if (place.unmapped == NULL)
     return 0;
   struct segment *neighbours[] = {neighbour_before(place.unmapped), neighbour_after(place.unmapped)};
   for (int i = 0; i < 2; i++)
-    if (neighbours[i] != NULL && neighbours[i]->state == SEGMENT_FREE && is_beside(neighbours[i], place))
-      bytes += pieces_within_locked(pool, chunk, neighbours[i]);
+    if (neighbours[i] != NULL && neighbours[i]->state == SEGMENT_FREE && pool_is_beside(neighbours[i], place))
+      bytes += pieces_within_locked(pool, neighbours[i]);
   return bytes;
-}
-
-/* The free piece that serves a place best which lacks so many bytes: the smallest that is enough, of at most
- * most_bytes, else the largest.  The lowest of equal ones.  NULL if there is none; else *base is the piece's. */
-static struct segment *free_piece_for_locked(struct mam_pool *pool, const struct pool_chunk *chunk,
-                                             struct pool_place place, size_t lacking, size_t most_bytes,
-                                             uintptr_t *base) {
-  lock_held(&pool->lock);
-  struct segment *best = NULL, *segment = size_best_fit(&pool->segments.by_size, SOURCE_GRANULARITY_BYTES);
-  size_t best_bytes = 0, bytes;
-  *base = 0;
-  for (; segment != NULL; segment = size_next(&pool->segments.by_size, segment)) {
-    uintptr_t at = segment->base;
-    for (; !is_beside(segment, place) && (bytes = piece_within_locked(pool, chunk, segment, &at)) > 0; at += bytes) {
-      bool closer = best_bytes < lacking ? bytes > best_bytes : bytes >= lacking && bytes < best_bytes;
-      if (bytes > most_bytes || !(closer || (bytes == best_bytes && at < *base)))
-        continue;
-      best = segment;
-      best_bytes = bytes;
-      *base = at;
-    }
-  }
-  return best;
-}
-
-size_t pool_pieces_take_locked(struct mam_pool *pool, struct pool_place place, size_t most_bytes, unsigned most_pieces,
-                               struct moving_list *pieces) {
-  lock_held(&pool->lock);
-  const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
-  struct segment *segment, *moving;
-  size_t taken = 0;
-  uintptr_t base;
-  while (taken < place.bytes && most_pieces-- > 0 && free_is_passed_locked(pool) &&
-         (segment = free_piece_for_locked(pool, chunk, place, place.bytes - taken, most_bytes - taken, &base)) !=
-             NULL &&
-         (moving = piece_take_locked(pool, chunk, segment, base)) != NULL) {
-    SLIST_INSERT_HEAD(pieces, moving, as.moving);
-    taken += moving->bytes;
-  }
-  return taken;
 }
 
 /* ---- Chunks ---- */

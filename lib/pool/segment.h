@@ -69,7 +69,6 @@ struct segment {
       uint64_t epoch;
     } waiting;
     LIST_ENTRY(segment) unmapped;
-    SLIST_ENTRY(segment) moving;
     SLIST_ENTRY(segment) spare; /* not a segment at present */
   } as;
 };
@@ -82,7 +81,6 @@ _Static_assert(sizeof(struct segment) <= 88, "mam(7) promises what a segment tak
 RB_HEAD(pointer_tree, segment);
 RB_HEAD(size_tree, segment);
 LIST_HEAD(unmapped_list, segment);
-SLIST_HEAD(moving_list, segment);
 
 /* The size tree is cut into branches by size, 64 for each power of two, so that a branch holds few segments: a search
  * in one tree of 600 holes was half of the cost of an allocation. */

@@ -37,7 +37,7 @@ struct elastic_model {
   unsigned limit, step; /* both in granules */
   size_t waiting_limit_bytes;
   unsigned synchronizes;
-  size_t moved_granules; /* what was moved instead of growth */
+  size_t peak_cells, moved_granules; /* the most that was ever used; what was moved instead of growth */
   /* fenced: the pool's rule is the fenced one.  unfenced: something was free before the GPU was known to be done with
    * it. */
   bool fenced, unfenced;
@@ -173,16 +173,16 @@ static void elastic_trim(struct elastic_model *model, unsigned keep, struct elas
 }
 
 /* The free piece that is best for a run which lacks so many granules: the shortest that has as many, of at most so
- * many; else the longest.  The lowest of equal ones.  -1 if there is none. */
+ * many; else the longest.  The lowest of equal ones.  -1 if there is none.  least: 32 times the least granules. */
 static long elastic_best_piece(const struct elastic_model *model, struct elastic_run run, unsigned lacking,
-                               unsigned most) {
+                               unsigned most, unsigned least) {
   long best = -1;
   unsigned best_count = 0;
   for (long at = ELASTIC_GRANULES; (at = elastic_free_piece(model, at, run)) >= 0;) {
     unsigned count = model->pieces[at];
     bool enough = count >= lacking, best_enough = best_count >= lacking;
     bool better = best < 0 || count == best_count || (enough && best_enough ? count < best_count : count > best_count);
-    if (count > most || !better)
+    if (count > most || 32 * count < least || !better)
       continue;
     best = at;
     best_count = count;
@@ -200,57 +200,67 @@ static unsigned elastic_run_most(const struct elastic_model *model, struct elast
   return end - first;
 }
 
-/* Moves free pieces to a run, those last that were found first, and maps the rest of it; gives others back that the
- * limit forbids.  early: at most four pieces, and only if they are at least half of the run. */
-static bool elastic_move_to(struct elastic_model *model, struct elastic_run run, bool early) {
+/* Moves free pieces to a run, but those of less than a 32nd of it, and maps the rest of it.  Gives others back, so that
+ * at most so many granules are held.  Returns how long the run has become, 0 if it cannot be. */
+static unsigned elastic_move_to(struct elastic_model *model, struct elastic_run run, unsigned most_held) {
   struct elastic_model tried = *model;
   bool down = run.granule > 0 && elastic_unmapped(model, run.granule - 1, 1);
-  unsigned most = elastic_run_most(model, run, down), taken = 0, count = 0, counts[ELASTIC_GRANULES];
+  unsigned most = elastic_run_most(model, run, down), least = run.count, taken = 0, count = 0;
+  unsigned counts[ELASTIC_GRANULES];
   long piece;
-  while (taken < run.count && !model->unfenced && (!early || count < 4) &&
-         (piece = elastic_best_piece(&tried, run, run.count - taken, most - taken)) >= 0) {
+  while (taken < run.count && !model->unfenced &&
+         (piece = elastic_best_piece(&tried, run, run.count - taken, most - taken, least)) >= 0) {
     counts[count] = tried.pieces[piece];
     taken += counts[count++];
     elastic_fill(&tried, (unsigned)piece, tried.pieces[piece], ELASTIC_UNMAPPED);
     tried.pieces[piece] = 0;
   }
-  if (early && 2 * taken < run.count)
-    return false;
   if (taken > run.count) {
     run.granule -= down ? taken - run.count : 0;
     run.count = taken;
   }
-  if (run.count > model->limit)
-    return false;
-  elastic_trim(&tried, model->limit - run.count, run);
-  if (elastic_held(&tried) > model->limit - run.count)
-    return false;
+  if (run.count > most_held)
+    return 0;
+  elastic_trim(&tried, most_held - run.count, run);
+  if (elastic_held(&tried) > most_held - run.count)
+    return 0;
   unsigned at = run.granule, end = run.granule + run.count;
-  for (; count > 0; at += counts[count])
-    elastic_map(&tried, at, counts[--count]);
+  for (unsigned i = 0; i < count; at += counts[i++])
+    elastic_map(&tried, at, counts[i]);
   if (at < end)
     elastic_map(&tried, at, end - at);
   *model = tried;
-  return true;
+  return run.count;
 }
 
-/* What the pool does instead of growth: if half of what it needs is free in four pieces elsewhere, it moves these.
- * In all it moves at most twice what it holds, and each time counts as at least 16 MiB. */
+/* The granules of all free pieces that are not beside the run. */
+static unsigned elastic_free_pieces(const struct elastic_model *model, struct elastic_run run) {
+  unsigned granules = 0;
+  for (long at = ELASTIC_GRANULES; (at = elastic_free_piece(model, at, run)) >= 0;)
+    granules += model->pieces[at];
+  return granules;
+}
+
+/* What the pool does before it grows beyond the most that was ever used, and a 128th of it: if half of what it needs is
+ * free in pieces elsewhere, it moves these, and maps no more than they lack.  It stops when it has moved twice what it
+ * holds, where each move counts as at least 16 MiB. */
 static bool elastic_move_early(struct elastic_model *model, size_t cells) {
-  unsigned granule, held = elastic_held(model), count = elastic_place(model, cells, &granule), pieces = 0;
-  size_t charge = count > 8 ? count : 8;
-  for (unsigned i = 0; i < ELASTIC_GRANULES; i++)
-    pieces += elastic_free_piece(model, (long)i + 1, (struct elastic_run){0, 0, 0}) == (long)i ? model->pieces[i] : 0;
-  if (count == 0 || count > model->limit - held || model->moved_granules + charge > 2 * (size_t)held ||
-      2 * pieces < count)
+  const size_t granule_bytes = SOURCE_GRANULARITY_BYTES;
+  size_t used = elastic_count(model, ELASTIC_USED) + cells;
+  size_t most = (used > model->peak_cells ? used : model->peak_cells) * ELASTIC_CELL_BYTES;
+  unsigned granule, held = elastic_held(model), count = elastic_place(model, cells, &granule);
+  if (count == 0 || model->unfenced || (held + count) * granule_bytes <= most + most / 128 ||
+      model->moved_granules > 2 * (size_t)held)
     return false;
   struct elastic_run run = {granule, count, ELASTIC_BEFORE};
   while (!elastic_run_serves(model, run, cells))
     run.sides++;
-  if (!elastic_move_to(model, run, true))
+  unsigned pieces = elastic_free_pieces(model, run), new = count > pieces ? count - pieces : 0;
+  if (2 * pieces < count || new > model->limit - held)
     return false;
-  model->moved_granules += charge;
-  return true;
+  count = elastic_move_to(model, run, held + new);
+  model->moved_granules += count == 0 ? 0 : count > 8 ? count : 8;
+  return count > 0;
 }
 
 /* Whether a run begins where unmapped granules do, or ends where they end. */
@@ -268,7 +278,7 @@ static bool elastic_move(struct elastic_model *model, size_t cells) {
     for (run.granule = 0; run.granule + run.count <= ELASTIC_GRANULES; run.granule++)
       for (run.sides = ELASTIC_BEFORE; run.sides <= (run.count < need ? ELASTIC_BOTH : ELASTIC_AFTER); run.sides++)
         if (elastic_unmapped(model, run.granule, run.count) && elastic_run_serves(model, run, cells) &&
-            (run.count < need || elastic_at_edge(model, run)) && elastic_move_to(model, run, false))
+            (run.count < need || elastic_at_edge(model, run)) && elastic_move_to(model, run, model->limit) > 0)
           return true;
   struct elastic_model tried = *model;
   if (need > model->limit || elastic_held(model) <= model->limit - need)
@@ -316,6 +326,8 @@ static void elastic_step_malloc(struct elastic_model *model, struct mam_pool *po
     return;
   MODEL_REQUIRE((uintptr_t)address == IMAGINARY_FIRST_BASE + (size_t)cell * ELASTIC_CELL_BYTES);
   memset(&model->cells[cell], ELASTIC_USED, cells);
+  size_t used = elastic_count(model, ELASTIC_USED);
+  model->peak_cells = used > model->peak_cells ? used : model->peak_cells;
   model->blocks[model->block_count].cell = (size_t)cell;
   model->blocks[model->block_count++].cells = cells;
 }

@@ -1003,12 +1003,16 @@ START_TEST(a_created_pool_is_not_the_default_pool) {
 }
 END_TEST
 
-/* The pool of a program that varies would do with less than it holds without a limit, or needs more: by chance. */
+/* The pool of a program that varies would do with less than it holds without a limit, or needs more: by chance.  So a
+ * chunk may be recommended in its place; then it runs again. */
 START_TEST(the_program_runs_within_the_limit_that_is_recommended) {
   static const char name[] = "MAM_LIMIT=";
+  enum { ATTEMPTS = 20 };
   char limit[32];
-  ck_assert_int_eq(run("varies", path), 0);
-  ck_assert_int_eq(bench(path), 0);
+  for (int i = 0; i < ATTEMPTS && (i == 0 || strstr(output, name) == NULL); i++) {
+    ck_assert_int_eq(run("varies", path), 0);
+    ck_assert_int_eq(bench(path), 0);
+  }
   says(name);
   const char *at = strstr(output, name) + strlen(name);
   (void)snprintf(limit, sizeof limit, "%.*s", (int)strcspn(at, "\n"), at);
