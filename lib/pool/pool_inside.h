@@ -198,7 +198,8 @@ void pool_chunk_free(struct pool_chunk *chunk);
 /* Gives every chunk back; the pool is the caller's alone. */
 cudaError_t pool_chunks_give(struct mam_pool *pool);
 
-/* In a forked child: ends the moves of a thread that does not exist there. */
+/* In a forked child: ends the moves of a thread that does not exist there.  What was moving has no memory then: host
+ * pages that it had stay as they are until something is mapped there. */
 void pool_settle_locked(struct mam_pool *pool);
 
 /* ---- pool_trim.c: each leaves the lock in between, unless said otherwise ---- */

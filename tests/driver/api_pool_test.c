@@ -955,6 +955,36 @@ START_TEST(immediate_reuse_never_synchronises) {
 }
 END_TEST
 
+/* By the immediate rule memory is free under a kernel, but it must not be taken from its addresses. */
+START_TEST(no_piece_moves_under_a_kernel_by_the_immediate_rule) {
+  MAM_PoolOptions options = options_with(0);
+  void *pointer = NULL;
+  char *row[4];
+  options.context = use_primary(0);
+  options.source = MAM_SOURCE_VMM;
+  options.reuse = MAM_REUSE_IMMEDIATE;
+  options.limit_bytes = 16 * MIB;
+  MAM_Pool pool = pool_with(options);
+  for (int i = 0; i < 4; i++)
+    row[i] = block_of(pool, 4 * MIB);
+  const struct fake_range used[] = {{row[0], 4 * MIB}, {row[2], 4 * MIB}};
+  ck_assert(fake_launch(FAKE_STREAM_LEGACY, used, 2));
+  OK(MAM_CudaFree(row[0]));
+  OK(MAM_CudaFree(row[2]));
+  FAILS(cudaErrorMemoryAllocation, MAM_PoolMalloc(pool, &pointer, 8 * MIB));
+  ck_assert(fake_pending(options.context));
+  ck_assert_uint_eq(fake_calls("cuMemUnmap"), 0);
+  fake_finish(options.context);
+  OK(MAM_PoolMalloc(pool, &pointer, 8 * MIB));
+  ck_assert_uint_eq(fake_calls("cuMemRetainAllocationHandle"), 2);
+  ck_assert_uint_eq(fake_faults(), 0);
+  ck_assert(fake_holds(row[1], 4 * MIB));
+  ck_assert(fake_holds(row[3], 4 * MIB));
+  ck_assert(fake_holds(pointer, 8 * MIB));
+  assert_adds_up(pool);
+}
+END_TEST
+
 START_TEST(reuse_of_the_default_pool_by_environment_variable) {
   (void)setenv("MAM_REUSE", "immediate", 1);
   void *context = use_primary(0);
@@ -1456,6 +1486,7 @@ int main(void) {
   tcase_add_test(tcase, a_pool_at_its_limit_moves_memory_beside_a_hole);
   tcase_add_test(tcase, a_trim_hardly_ever_makes_room_that_a_pool_at_its_limit_did_not_find);
   tcase_add_test(tcase, immediate_reuse_never_synchronises);
+  tcase_add_test(tcase, no_piece_moves_under_a_kernel_by_the_immediate_rule);
   tcase_add_test(tcase, reuse_of_the_default_pool_by_environment_variable);
   tcase_add_test(tcase, freed_memory_that_waits_joins_its_neighbours_afterwards);
   tcase_add_loop_test(tcase, no_block_lies_where_running_work_may_read, 0, 4);
