@@ -174,10 +174,10 @@ static const struct cold {
   size_t slots, least, most;
   unsigned calls, in_one, share;
 } colds[] = {
-    {4096, 256, 64 * MIB, 350, 6, 118},        /* 10 GiB */
-    {300, 100 * KIB, 100 * MIB, 120, 12, 132}, /* 3 GiB */
-    {60, MIB, 2 * GIB, 120, 12, 125},          /* 17 GiB */
-    {2700, 256, MIB, 150, 3, 120},             /* 200 MiB */
+    {4096, 256, 64 * MIB, 500, 6, 120},        /* 10 GiB */
+    {300, 100 * KIB, 100 * MIB, 150, 12, 140}, /* 3 GiB */
+    {60, MIB, 2 * GIB, 200, 12, 135},          /* 17 GiB */
+    {2700, 256, MIB, 170, 3, 130},             /* 200 MiB */
 };
 
 START_TEST(growth_from_cold_takes_few_mappings) {
