@@ -220,7 +220,10 @@ struct pool_place {
   bool with_before, with_after;
 };
 
-/* The same of an elastic pool, while the caller grows it.  What is free beside the place stays. */
+/* segment_move, with an error text where the host has no memory.  Keeps the lock. */
+struct segment *pool_move_out_locked(struct mam_pool *pool, struct segment *segment, uintptr_t base, size_t bytes);
+
+/* pool_trim_locked of an elastic pool, while the caller grows it.  What is free beside the place stays. */
 cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes, struct pool_place place);
 /* Whether the GPU is known to be done with all free memory, after asking for a fence if need be.  Never in a pool that
  * keeps its memory. */

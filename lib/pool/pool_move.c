@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /* The mapped pieces of an elastic pool: mapping new ones, and moving free ones to where a block fits. */
-#include "base/error.h"
 #include "pool/pool_inside.h"
 #include "pool/segment_inside.h"
 
@@ -99,7 +98,7 @@ static bool pieces_take_locked(struct mam_pool *pool, const struct pieces *piece
   lock_held(&pool->lock);
   for (size_t i = 0; i < pieces->count; i++) {
     struct piece *piece = &pieces->all[i];
-    piece->moving = segment_move(&pool->segments, segment_at(&pool->segments, piece->base), piece->base, piece->bytes);
+    piece->moving = pool_move_out_locked(pool, segment_at(&pool->segments, piece->base), piece->base, piece->bytes);
     if (piece->moving == NULL)
       return false;
     *pool_piece_at(SLIST_FIRST(&pool->chunks), piece->base) = 0;
@@ -183,19 +182,10 @@ static cudaError_t place_put_locked(struct mam_pool *pool, struct segment *movin
   return error;
 }
 
-/* Takes a place out of the trees.  NULL if the host has no memory. */
-static struct segment *place_take_locked(struct mam_pool *pool, struct pool_place place) {
-  lock_held(&pool->lock);
-  struct segment *moving = segment_move(&pool->segments, place.unmapped, place.base, place.bytes);
-  if (moving == NULL)
-    (void)error_set(cudaErrorMemoryAllocation, "the host has no memory for a segment");
-  return moving;
-}
-
 cudaError_t pool_place_fill_locked(struct mam_pool *pool, struct pool_place place) {
   lock_held(&pool->lock);
   const struct pieces none = {0};
-  struct segment *moving = place_take_locked(pool, place);
+  struct segment *moving = pool_move_out_locked(pool, place.unmapped, place.base, place.bytes);
   return moving != NULL ? place_put_locked(pool, moving, &none) : cudaErrorMemoryAllocation;
 }
 
@@ -205,7 +195,7 @@ cudaError_t pool_place_move_locked(struct mam_pool *pool, struct pool_place *pla
   cudaError_t error = cudaErrorMemoryAllocation;
   if (pieces.bytes > place->bytes)
     pool_place_resize(place, pieces.bytes);
-  struct segment *moving = place_take_locked(pool, *place);
+  struct segment *moving = pool_move_out_locked(pool, place->unmapped, place->base, place->bytes);
   if (moving != NULL && pieces_take_locked(pool, &pieces)) {
     size_t keep_bytes = most_bytes - place->bytes;
     error = pool_pieces_trim_locked(pool, keep_bytes, *place);

@@ -52,15 +52,23 @@ bool pool_free_may_be_unmapped_locked(struct mam_pool *pool) {
   return free_is_passed_locked(pool);
 }
 
+struct segment *pool_move_out_locked(struct mam_pool *pool, struct segment *segment, uintptr_t base, size_t bytes) {
+  lock_held(&pool->lock);
+  struct segment *moving = segment_move(&pool->segments, segment, base, bytes);
+  if (moving == NULL)
+    (void)error_set(cudaErrorMemoryAllocation, "the host has no memory for a segment");
+  return moving;
+}
+
 /* Unmaps the free piece at base.  What it covers is in no tree while the lock is left. */
 static cudaError_t piece_give_locked(struct mam_pool *pool, const struct pool_chunk *chunk, struct segment *segment,
                                      uintptr_t base) {
   lock_held(&pool->lock);
   uint32_t piece = *pool_piece_at(chunk, base);
   size_t bytes = pool_piece_bytes(piece);
-  struct segment *moving = segment_move(&pool->segments, segment, base, bytes);
+  struct segment *moving = pool_move_out_locked(pool, segment, base, bytes);
   if (moving == NULL)
-    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a segment");
+    return cudaErrorMemoryAllocation;
   *pool_piece_at(chunk, base) = 0;
   pool_held_change_locked(pool, -bytes);
   pool_step_out(pool);

@@ -607,18 +607,21 @@ static int child(void) {
   return MAM_CudaMalloc(&block, 100) == cudaSuccess && MAM_CudaFree(block) == cudaSuccess ? 0 : 1;
 }
 
-START_TEST(child_of_a_busy_process_can_allocate) {
+/* Forks so many children beside four busy threads, one after the other. */
+static void fork_beside(void *(*work)(void *), int (*body)(void), int children) {
   pthread_t threads[4];
   end_ms = now_ms() + 600000; /* later than the end of all children */
   for (uintptr_t i = 0; i < 4; i++)
-    ck_assert_int_eq(pthread_create(&threads[i], NULL, create_destroy_malloc_free, (void *)(i + 1)), 0);
-  for (int i = 0; i < 20; i++)
-    ck_assert(busy_fork(child));
+    ck_assert_int_eq(pthread_create(&threads[i], NULL, work, (void *)(i + 1)), 0);
+  for (int i = 0; i < children; i++)
+    ck_assert(busy_fork(body));
   end_ms = 0;
   for (int i = 0; i < 4; i++)
     ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
   ck_assert_uint_eq(faults, 0);
 }
+
+START_TEST(child_of_a_busy_process_can_allocate) { fork_beside(create_destroy_malloc_free, child, 20); }
 END_TEST
 
 /* The pool is full and its sizes vary, so its free pieces move. */
@@ -657,19 +660,10 @@ static int child_of_moves(void) {
 }
 
 START_TEST(child_of_a_pool_that_moves_memory_goes_on) {
-  pthread_t threads[4];
   MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
   options.source = MAM_SOURCE_HOST, options.limit_bytes = 96 * MIB;
   ck_assert_int_eq(MAM_PoolCreate(&trimmed, &options), cudaSuccess);
-  end_ms = now_ms() + 600000;
-  for (uintptr_t i = 0; i < 4; i++)
-    ck_assert_int_eq(pthread_create(&threads[i], NULL, moving_traffic, (void *)(i + 1)), 0);
-  for (int i = 0; i < 100; i++)
-    ck_assert(busy_fork(child_of_moves));
-  end_ms = 0;
-  for (int i = 0; i < 4; i++)
-    ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
-  ck_assert_uint_eq(faults, 0);
+  fork_beside(moving_traffic, child_of_moves, 100);
   ck_assert_int_eq(MAM_PoolDestroy(trimmed), cudaSuccess);
 }
 END_TEST
