@@ -819,6 +819,16 @@ static char *malloc_row(unsigned count, size_t bytes) {
   return first;
 }
 
+/* A pool of four pieces of 2 MiB, of which the first, which is returned, and the third are free. */
+static char *open_with_scattered_pieces(size_t limit_bytes) {
+  struct pool_config config = elastic_64_mib;
+  config.limit_bytes = limit_bytes;
+  open_elastic(&config);
+  char *row = malloc_row(4, 2 * MIB);
+  must_free(row), must_free(row + 4 * MIB);
+  return row;
+}
+
 START_TEST(elastic_pool_takes_memory_when_it_is_needed) {
   open_elastic(&elastic_64_mib);
   ck_assert_uint_eq(imaginary.taken_bytes, 0);
@@ -1021,12 +1031,8 @@ END_TEST
 
 /* _i 0: a piece stays where it is.  1: it can be mapped nowhere, and its memory goes back. */
 START_TEST(move_that_fails_loses_no_block) {
-  struct pool_config config = elastic_64_mib;
   void *address;
-  config.limit_bytes = 8 * MIB;
-  open_elastic(&config);
-  char *row = malloc_row(4, 2 * MIB);
-  must_free(row), must_free(row + 4 * MIB);
+  char *row = open_with_scattered_pieces(8 * MIB);
   cudaError_t refused = _i == 0 ? cudaErrorUnknown : cudaErrorMemoryAllocation;
   *(_i == 0 ? &imaginary.unmap_error : &imaginary.map_error) = refused;
   ck_assert_int_eq(try_malloc(4 * MIB, &address), refused);
@@ -1188,14 +1194,8 @@ END_TEST
 
 /* The limit is reached, and the free memory lies in pieces.  It is mapped anew where the block has room. */
 START_TEST(scattered_free_pieces_become_a_block_elsewhere) {
-  struct pool_config config = elastic_64_mib;
-  config.limit_bytes = 8 * MIB;
-  if (_i == 1) /* here the source has no more */
-    config.limit_bytes = 64 * MIB;
-  open_elastic(&config);
-  imaginary.capacity_bytes = 8 * MIB;
-  char *row = malloc_row(4, 2 * MIB);
-  must_free(row), must_free(row + 4 * MIB);
+  char *row = open_with_scattered_pieces(_i == 0 ? 8 * MIB : 64 * MIB);
+  imaginary.capacity_bytes = 8 * MIB; /* if it is not the limit, the source has no more */
   unsigned waits = imaginary.synchronizes;
   ck_assert_ptr_eq(must_malloc(4 * MIB), row + 8 * MIB);
   ck_assert_uint_eq(imaginary.synchronizes, waits);
@@ -1205,12 +1205,8 @@ START_TEST(scattered_free_pieces_become_a_block_elsewhere) {
 END_TEST
 
 START_TEST(scattered_free_pieces_stay_where_they_would_not_do) {
-  struct pool_config config = elastic_64_mib;
   void *address;
-  config.limit_bytes = 8 * MIB;
-  open_elastic(&config);
-  char *row = malloc_row(4, 2 * MIB);
-  must_free(row), must_free(row + 4 * MIB);
+  (void)open_with_scattered_pieces(8 * MIB);
   ck_assert_int_eq(try_malloc(6 * MIB, &address), cudaErrorMemoryAllocation);
   ck_assert_uint_eq(imaginary.unmap_calls, 0);
 }
