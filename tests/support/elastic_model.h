@@ -241,9 +241,9 @@ static unsigned elastic_free_pieces(const struct elastic_model *model, struct el
   return granules;
 }
 
-/* What the pool does before it grows beyond the most that was ever used, and a 128th of it: if half of what it needs is
- * free in pieces elsewhere, it moves these, and maps no more than they lack.  It stops when it has moved twice what it
- * holds, where each move counts as at least 16 MiB. */
+/* What the pool does before it grows beyond the most that was ever used, and a 128th of it: if all but an eighth of
+ * what it needs is free in pieces elsewhere, it moves these, and maps no more than they lack.  It stops when it has
+ * moved twice what it holds, where each move counts as at least 16 MiB. */
 static bool elastic_move_early(struct elastic_model *model, size_t cells) {
   const size_t granule_bytes = SOURCE_GRANULARITY_BYTES;
   size_t used = elastic_count(model, ELASTIC_USED) + cells;
@@ -256,7 +256,7 @@ static bool elastic_move_early(struct elastic_model *model, size_t cells) {
   while (!elastic_run_serves(model, run, cells))
     run.sides++;
   unsigned pieces = elastic_free_pieces(model, run), new = count > pieces ? count - pieces : 0;
-  if (2 * pieces < count || new > model->limit - held)
+  if (8 * new > count || new > model->limit - held)
     return false;
   count = elastic_move_to(model, run, held + new);
   model->moved_granules += count == 0 ? 0 : count > 8 ? count : 8;
