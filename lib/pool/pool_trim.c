@@ -169,7 +169,7 @@ static void fronts_step_out(struct mam_pool *pool) {
 
 cudaError_t pool_chunk_give_locked(struct mam_pool *pool, struct pool_chunk *chunk, struct segment *segment) {
   lock_held(&pool->lock);
-  segment_remove_chunk(&pool->segments, segment);
+  segment_remove(&pool->segments, segment);
   SLIST_REMOVE(&pool->chunks, chunk, pool_chunk, link);
   pool_held_change_locked(pool, -chunk->bytes);
   chunk_map_remove(chunk->base);

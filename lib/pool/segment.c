@@ -64,15 +64,10 @@ void segment_become_free(struct segment_set *set, struct segment *segment) {
   struct segment *before = neighbour_before(segment), *after = neighbour_after(segment);
   bool merge_before = before != NULL && before->state == SEGMENT_FREE;
   bool merge_after = after != NULL && after->state == SEGMENT_FREE;
-  if (merge_before && merge_after) {
-    size_t bytes = before->bytes + segment->bytes + after->bytes;
-    size_remove(&set->by_size, after);
-    count_remove(set, SEGMENT_FREE, after->bytes);
-    segment_absorb(set, after);
-    segment_absorb(set, segment);
-    free_resize(set, before, before->base, bytes);
-  } else if (merge_before) {
-    size_t bytes = before->bytes + segment->bytes;
+  if (merge_before) {
+    size_t bytes = before->bytes + segment->bytes + (merge_after ? after->bytes : 0);
+    if (merge_after)
+      segment_remove(set, after);
     segment_absorb(set, segment);
     free_resize(set, before, before->base, bytes);
   } else if (merge_after) {
@@ -88,7 +83,7 @@ void segment_become_free(struct segment_set *set, struct segment *segment) {
   }
 }
 
-void segment_remove_chunk(struct segment_set *set, struct segment *segment) {
+void segment_remove(struct segment_set *set, struct segment *segment) {
   size_remove(&set->by_size, segment);
   count_remove(set, SEGMENT_FREE, segment->bytes);
   segment_absorb(set, segment);
@@ -106,16 +101,11 @@ void segment_free(struct segment_set *set, struct segment *segment) {
 
 /* ---- Take (the paper, algorithm 1) ---- */
 
-/* Cuts the first bytes off a larger free segment as a new segment.  The rest keeps its node and its place in the
- * pointer tree: the new one goes just before it.  NULL if the host has no memory. */
+/* segment_cut of a hole. */
 static struct segment *split_front(struct segment_set *set, struct segment *hole, size_t bytes) {
-  struct segment *front = spare_take(set);
-  if (front == NULL)
-    return NULL;
-  segment_make(front, hole->base, bytes, hole->heads_chunk);
-  hole->heads_chunk = false;
-  free_resize(set, hole, hole->base + bytes, hole->bytes - bytes);
-  pointer_tree_insert_before(&set->by_address, front, hole);
+  struct segment *front = segment_cut(set, hole, bytes);
+  if (front != NULL)
+    free_resize(set, hole, hole->base + bytes, hole->bytes - bytes);
   return front;
 }
 
@@ -191,25 +181,14 @@ static struct segment *best_aligned_fit(struct segment_set *set, size_t bytes, s
 
 struct segment *segment_take_aligned(struct segment_set *set, size_t bytes, size_t alignment, bool *no_host_memory) {
   size_t skip;
-  *no_host_memory = false;
-  struct segment *hole = best_aligned_fit(set, bytes, alignment, &skip), *front;
-  struct segment *block = hole != NULL ? hole_use(set, hole, skip + bytes, no_host_memory) : NULL;
-  if (block == NULL || skip == 0)
-    return block;
-  front = spare_take(set);
-  if (front == NULL) { /* everything is as it was */
-    segment_free(set, block);
-    *no_host_memory = true;
+  struct segment *hole = best_aligned_fit(set, bytes, alignment, &skip);
+  struct segment *front = hole != NULL && skip > 0 ? split_front(set, hole, skip) : NULL;
+  *no_host_memory = hole != NULL && skip > 0 && front == NULL;
+  if (hole == NULL || *no_host_memory)
     return NULL;
-  }
-  segment_make(front, block->base, skip, block->heads_chunk);
-  count_remove(set, SEGMENT_USED, block->bytes);
-  block->base += skip;
-  block->bytes -= skip;
-  block->heads_chunk = false;
-  count_add(set, SEGMENT_USED, block->bytes);
-  pointer_tree_insert_before(&set->by_address, front, block);
-  segment_become_free(set, front);
+  struct segment *block = hole_use(set, hole, bytes, no_host_memory);
+  if (front != NULL) /* joins the hole again if there is no block */
+    segment_become_free(set, front);
   return block;
 }
 
@@ -256,36 +235,36 @@ bool segment_add_chunk(struct segment_set *set, uintptr_t base, size_t bytes, en
   return true;
 }
 
+/* Sees to two spare nodes.  False if the host has no memory. */
+static bool spares_two(struct segment_set *set) {
+  const struct segment *first = SLIST_FIRST(&set->spares);
+  return (first != NULL && SLIST_NEXT(first, as.spare) != NULL) || segment_nodes_add(set);
+}
+
 struct segment *segment_move(struct segment_set *set, struct segment *segment, uintptr_t base, size_t bytes) {
   enum segment_state state = segment->state;
   size_t front_bytes = base - segment->base, rest_bytes = segment->bytes - front_bytes - bytes;
-  struct segment *front = front_bytes > 0 ? spare_take(set) : NULL, *rest = rest_bytes > 0 ? spare_take(set) : NULL;
-  if ((front_bytes > 0 && front == NULL) || (rest_bytes > 0 && rest == NULL)) {
-    if (front != NULL)
-      spare_put(set, front);
+  if (!spares_two(set))
     return NULL;
-  }
   if (state == SEGMENT_FREE)
     size_remove(&set->by_size, segment);
   else
     LIST_REMOVE(segment, as.unmapped);
   count_remove(set, state, segment->bytes);
+  struct segment *front = front_bytes > 0 ? segment_cut(set, segment, front_bytes) : NULL;
   segment->base = base;
-  segment->bytes = bytes;
-  segment->state = SEGMENT_MOVING;
+  struct segment *moving = rest_bytes > 0 ? segment_cut(set, segment, bytes) : segment;
+  moving->bytes = bytes;
+  moving->state = SEGMENT_MOVING;
   count_add(set, SEGMENT_MOVING, bytes);
-  if (front != NULL) {
-    segment_make(front, base - front_bytes, front_bytes, segment->heads_chunk);
-    segment->heads_chunk = false;
-    pointer_tree_insert_before(&set->by_address, front, segment);
+  if (moving != segment) {
+    segment->base = base + bytes;
+    segment->bytes = rest_bytes;
+    segment_become(set, segment, state);
+  }
+  if (front != NULL)
     segment_become(set, front, state);
-  }
-  if (rest != NULL) {
-    segment_make(rest, base + bytes, rest_bytes, false);
-    RB_INSERT(pointer_tree, &set->by_address, rest);
-    segment_become(set, rest, state);
-  }
-  return segment;
+  return moving;
 }
 
 void segment_moved(struct segment_set *set, struct segment *moving, enum segment_state state) {

@@ -135,8 +135,8 @@ void segment_set_clear(struct segment_set *set);
  * nothing).  False if the host has no memory, then nothing changed. */
 bool segment_add_chunk(struct segment_set *set, uintptr_t base, size_t bytes, enum segment_state state);
 
-/* Takes a chunk that is one free segment out of the set. */
-void segment_remove_chunk(struct segment_set *set, struct segment *segment);
+/* Takes a free segment out of the set: one that is a whole chunk, or whose bytes belong to a neighbour from now on. */
+void segment_remove(struct segment_set *set, struct segment *segment);
 
 /* Best fit: makes the smallest free segment of at least bytes (of those, the lowest) used, splitting the rest off as
  * a free one.  bytes > 0.  The caller fills in as.used.  NULL if no segment is large enough, if the block would cut one

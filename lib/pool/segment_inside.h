@@ -107,6 +107,18 @@ static inline void segment_make(struct segment *segment, uintptr_t base, size_t 
   segment->heads_chunk = heads_chunk;
 }
 
+/* Cuts the first bytes off a larger segment, as one that is in no state yet and not counted.  The caller gives the
+ * rest, which keeps its node and its place in the pointer tree, its new bounds.  NULL if the host has no memory. */
+static inline struct segment *segment_cut(struct segment_set *set, struct segment *segment, size_t bytes) {
+  struct segment *front = spare_take(set);
+  if (front == NULL)
+    return NULL;
+  segment_make(front, segment->base, bytes, segment->heads_chunk);
+  segment->heads_chunk = false;
+  pointer_tree_insert_before(&set->by_address, front, segment);
+  return front;
+}
+
 /* ---- Changes of state: segment.c ---- */
 
 /* A segment joins or leaves a state: the sums. */

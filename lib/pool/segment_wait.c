@@ -183,18 +183,15 @@ struct segment *segment_retake(struct segment_set *set, struct waiting_stream *s
   if (!segment_may_cut(set, segment, bytes, close))
     return NULL;
   if (segment->bytes > bytes) {
-    front = spare_take(set);
+    front = segment_cut(set, segment, bytes);
     *no_host_memory = front == NULL;
     if (front == NULL)
       return NULL;
     segment_cut_count(set, segment, bytes);
     waiting_remove(set, segment);
-    segment_make(front, segment->base, bytes, segment->heads_chunk);
     segment->base += bytes;
     segment->bytes -= bytes;
-    segment->heads_chunk = false;
     set->bytes[SEGMENT_WAITING] -= bytes;
-    pointer_tree_insert_before(&set->by_address, front, segment);
     waiting_insert(set, segment);
   } else {
     waiting_remove(set, segment);

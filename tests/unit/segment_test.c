@@ -454,7 +454,7 @@ END_TEST
 START_TEST(removed_chunk_is_gone) {
   segment_add_chunk(&set, BASE, 8 * KIB, SEGMENT_FREE);
   segment_add_chunk(&set, BASE + 8 * KIB, 8 * KIB, SEGMENT_FREE);
-  segment_remove_chunk(&set, segment_find(&set, BASE));
+  segment_remove(&set, segment_find(&set, BASE));
   ck_assert_ptr_null(segment_set_check(&set));
   ck_assert_uint_eq(take_base(8 * KIB), BASE + 8 * KIB);
   ck_assert_ptr_null(take(1));
