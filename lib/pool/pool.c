@@ -370,18 +370,11 @@ static void speed_up_locked(struct mam_pool *pool, size_t bytes, const struct po
   cuts_allow_locked(pool, order->growth_bytes);
 }
 
-/* Whether the order is for a pool that was there before. */
-static bool order_is_old_locked(const struct mam_pool *pool, uint64_t generation) {
-  lock_held(&pool->lock);
-  return generation != POOL_ANY_GENERATION && generation != pool->generation;
-}
-
 /* Errors: as pool_malloc. */
 static cudaError_t order_expect_locked(const struct mam_pool *pool, const struct pool_order *order) {
   lock_held(&pool->lock);
   cudaError_t error = pool_expect_locked(pool, order->default_id);
-  bool old = order_is_old_locked(pool, order->generation);
-  return error == cudaSuccess && old ? cudaErrorInvalidResourceHandle : error;
+  return error == cudaSuccess ? pool_expect_generation_locked(pool, order->generation) : error;
 }
 
 /* What is free, with nothing spared.  Leaves the lock first. */
@@ -458,9 +451,7 @@ cudaError_t pool_refuse(struct mam_pool *pool, uint64_t generation, size_t size)
   MAM_PoolInfo info;
   char said[sizeof pool->source_said];
   pool_lock(pool);
-  cudaError_t error = pool_usable_locked(pool);
-  if (error == cudaSuccess && order_is_old_locked(pool, generation))
-    error = cudaErrorInvalidResourceHandle;
+  cudaError_t error = pool_expect_generation_locked(pool, generation);
   if (error != cudaSuccess) {
     pool_unlock(pool);
     return error;

@@ -420,7 +420,8 @@ struct pool_rule {
 };
 
 /* pool_free of a block of that pool, if it is still of that generation; else the address is no block.  rule NULL: the
- * pool's own.  If a block was freed, whatever the error, *bytes is what it had. */
+ * pool's own; one of a stream comes after pool_accompany.  If a block was freed, whatever the error, *bytes is what it
+ * had. */
 cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address, const struct pool_rule *rule,
                            size_t *bytes);
 

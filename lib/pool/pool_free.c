@@ -109,39 +109,17 @@ static struct segment *claim_locked(struct mam_pool *pool, uintptr_t address, bo
   return segment;
 }
 
-static bool is_of_pool(const struct mam_pool *pool, struct context_stream stream) {
-  return stream.context == NULL || stream.context == pool->source.context.handle || context_stream_is_capture(stream);
-}
-
 cudaError_t pool_accompany(struct mam_pool *pool, struct context_stream stream) {
-  return is_of_pool(pool, stream) ? cudaSuccess : reuse_accompany(pool->reuse, stream.context);
-}
-
-/* pool_accompany, with the lock left if there is something to do. */
-static cudaError_t accompany_locked(struct mam_pool *pool, struct context_stream stream) {
-  lock_held(&pool->lock);
-  if (is_of_pool(pool, stream))
-    return cudaSuccess;
-  pool_step_out(pool);
-  cudaError_t error = pool_accompany(pool, stream);
-  pool_step_in(pool);
-  return error;
+  bool is_own =
+      stream.context == NULL || stream.context == pool->source.context.handle || context_stream_is_capture(stream);
+  return is_own ? cudaSuccess : reuse_accompany(pool->reuse, stream.context);
 }
 
 static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uintptr_t address,
                                 const struct pool_rule *given, size_t *bytes, struct pool_emptied *emptied) {
   bool freed_before = false;
   pool_lock(pool);
-  cudaError_t error = pool_usable_locked(pool);
-  if (error == cudaSuccess && generation != POOL_ANY_GENERATION && generation != pool->generation)
-    error = cudaErrorInvalidResourceHandle;
-  cudaError_t accompanied = error == cudaSuccess && given != NULL ? accompany_locked(pool, given->stream) : cudaSuccess;
-  if (accompanied != cudaSuccess) {
-    pool_unlock(pool);
-    return accompanied;
-  }
-  if (error == cudaSuccess) /* the lock may have been left */
-    error = pool_usable_locked(pool);
+  cudaError_t error = pool_expect_generation_locked(pool, generation);
   struct segment *segment = error == cudaSuccess ? claim_locked(pool, address, &freed_before) : NULL;
   if (segment == NULL) {
     pool_unlock(pool);

@@ -113,6 +113,15 @@ static inline cudaError_t pool_expect_locked(const struct mam_pool *pool, uint64
   return error;
 }
 
+/* The same, for a caller that knows the generation; POOL_ANY_GENERATION if it does not matter. */
+static inline cudaError_t pool_expect_generation_locked(const struct mam_pool *pool, uint64_t generation) {
+  lock_held(&pool->lock);
+  cudaError_t error = pool_usable_locked(pool);
+  if (error == cudaSuccess && generation != POOL_ANY_GENERATION && pool->generation != generation)
+    error = cudaErrorInvalidResourceHandle;
+  return error;
+}
+
 /* The lock of the list of pools, and of what pools that ended had counted.  Before a pool's lock. */
 void pool_list_lock(void);
 void pool_list_unlock(void);

@@ -249,9 +249,7 @@ static bool gpu_is_idle(struct mam_pool *pool) {
 
 cudaError_t pool_trim_calm(struct mam_pool *pool, uint64_t generation, size_t keep_bytes) {
   pool_lock(pool);
-  cudaError_t error = pool_usable_locked(pool);
-  if (error == cudaSuccess && pool->generation != generation)
-    error = cudaErrorInvalidResourceHandle;
+  cudaError_t error = pool_expect_generation_locked(pool, generation);
   if (error == cudaSuccess) {
     pool_step_out(pool);
     if (!gpu_is_idle(pool))
