@@ -134,38 +134,36 @@ static struct segment *hole_take_locked(struct mam_pool *pool, size_t bytes, boo
 
 /* ---- What waits for a stream ---- */
 
-/* What was freed on the order's stream, if it has one. */
-static struct segment *stream_take_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes,
-                                          bool close, bool *no_host_memory) {
+/* What was freed on the order's stream, NULL if it has none, or nothing was. */
+static struct waiting_stream *order_stream_locked(struct mam_pool *pool, const struct pool_order *order) {
   lock_held(&pool->lock);
-  *no_host_memory = false;
   struct pool_stream *stream = order->stream.id != 0 ? pool_stream_find_locked(pool, order->stream) : NULL;
-  struct segment *segment =
-      stream != NULL ? segment_retake(&pool->segments, &stream->waiting, bytes, close, no_host_memory) : NULL;
-  pool->stream_hit_count += segment != NULL;
-  return segment;
+  return stream != NULL ? &stream->waiting : NULL;
 }
 
-/* What was freed on the order's stream, or else a hole. */
+/* What was freed on the order's stream, or else a hole.  Then large holes are spared again, whatever it was. */
 static struct segment *fit_take_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes,
                                        bool *no_host_memory) {
   lock_held(&pool->lock);
-  bool close = order->effort == POOL_TAKE_CLOSE, no_node;
-  struct segment *segment = stream_take_locked(pool, order, bytes, close, &no_node);
+  bool close = order->effort == POOL_TAKE_CLOSE, no_node = false;
+  struct waiting_stream *stream = order_stream_locked(pool, order);
+  struct segment *segment = stream != NULL ? segment_retake(&pool->segments, stream, bytes, close, &no_node) : NULL;
+  pool->stream_hit_count += segment != NULL;
   *no_host_memory = false;
   if (segment == NULL)
     segment = hole_take_locked(pool, bytes, close, no_host_memory);
   *no_host_memory =
       segment == NULL && (*no_host_memory || no_node); /* else room that is there would be tried for ever */
+  pool_spare_locked(pool);
   return segment;
 }
 
 /* Whether there is enough room for the block in one piece, though it may have to be cut. */
 static bool room_is_there_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes) {
   lock_held(&pool->lock);
-  struct pool_stream *stream = order->stream.id != 0 ? pool_stream_find_locked(pool, order->stream) : NULL;
+  struct waiting_stream *stream = order_stream_locked(pool, order);
   return segment_largest_free(&pool->segments) >= bytes ||
-         (stream != NULL && segment_may_retake(&pool->segments, &stream->waiting, bytes));
+         (stream != NULL && segment_may_retake(&pool->segments, stream, bytes));
 }
 
 /* ---- Tries, one after the other ---- */
@@ -272,9 +270,8 @@ static cudaError_t make_room_locked(struct mam_pool *pool, const struct pool_ord
 /* ---- Holes that are spared ---- */
 
 /* If a block would fit only into a hole that is spared for larger blocks, grows the pool.  If it cannot grow, the hole
- * is spared no longer: returns true, and the caller takes the hole and calls spare_again_locked.  May leave the lock.
- */
-static bool spared_is_needed_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
+ * is spared no longer, until fit_take_locked.  May leave the lock. */
+static void spared_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
   lock_held(&pool->lock);
   while (segment_is_spared(&pool->segments, bytes) && pool->state == POOL_OPEN) {
     bool refused = pool->refused_bytes > 0 && bytes >= pool->refused_bytes;
@@ -287,14 +284,7 @@ static bool spared_is_needed_locked(struct mam_pool *pool, size_t bytes, bool at
     if (!at_once && pool_give_one_locked(pool))
       continue;
     pool->segments.spared_bytes = 0;
-    return true;
   }
-  return false;
-}
-
-static void spare_again_locked(struct mam_pool *pool) {
-  lock_held(&pool->lock);
-  pool->segments.spared_bytes = pool->config.guarded ? pool->config.chunk_bytes : 0;
 }
 
 /* ---- Malloc ---- */
@@ -309,11 +299,9 @@ static struct segment *take_locked(struct mam_pool *pool, const struct pool_orde
     return NULL;
   }
   while (true) {
-    bool needed = spared_is_needed_locked(pool, bytes, at_once);
+    spared_grow_locked(pool, bytes, at_once);
     *error = pool_usable_locked(pool); /* the lock was left: it may have been closed */
     struct segment *segment = *error == cudaSuccess ? fit_take_locked(pool, order, bytes, no_host_memory) : NULL;
-    if (needed)
-      spare_again_locked(pool);
     if (segment != NULL || *error != cudaSuccess)
       return segment;
     *error = *no_host_memory ? cudaErrorMemoryAllocation : make_room_locked(pool, order, bytes, &attempt);
@@ -350,23 +338,17 @@ static void hand_out_locked(struct mam_pool *pool, struct segment *segment, cons
   peak_update_locked(pool);
 }
 
-/* Grows a pool beyond what it needs, for speed, to half of its limit at most; only a pool that can give the memory
- * back. */
-static void grow_in_place_locked(struct mam_pool *pool, size_t bytes, size_t most) {
-  lock_held(&pool->lock);
-  size_t half = pool->limit_bytes / 2;
-  if (pool->config.in_chunks && bytes < pool->config.chunk_bytes)
-    bytes = pool->config.chunk_bytes;
-  bool gives = pool->config.elastic || (pool->config.in_chunks && bytes <= most);
-  if (gives && pool->refused_bytes == 0 && bytes <= half && pool->held_bytes <= half - bytes)
-    (void)grow_or_find_locked(pool, bytes, false);
-}
-
-/* Memory for speed, for blocks of so many bytes: of holes, without a look, or else by growth. */
+/* Memory for speed, for blocks of so many bytes: of holes, without a look, or else by growth beyond what the pool
+ * needs, to half of its limit at most; only a pool that can give the memory back grows so. */
 static void speed_up_locked(struct mam_pool *pool, size_t bytes, const struct pool_order *order) {
   lock_held(&pool->lock);
-  if (segment_largest_free(&pool->segments) < bytes)
-    grow_in_place_locked(pool, order->growth_bytes, order->growth_most_bytes);
+  size_t half = pool->limit_bytes / 2, growth = order->growth_bytes;
+  if (pool->config.in_chunks && growth < pool->config.chunk_bytes)
+    growth = pool->config.chunk_bytes;
+  bool gives = pool->config.elastic || (pool->config.in_chunks && growth <= order->growth_most_bytes);
+  if (segment_largest_free(&pool->segments) < bytes && gives && pool->refused_bytes == 0 && growth <= half &&
+      pool->held_bytes <= half - growth)
+    (void)pool_grow_locked(pool, growth, false);
   cuts_allow_locked(pool, order->growth_bytes);
 }
 
@@ -386,9 +368,7 @@ static struct segment *last_take_locked(struct mam_pool *pool, const struct pool
     return NULL;
   cuts_allow_locked(pool, bytes);
   pool->segments.spared_bytes = 0;
-  struct segment *segment = fit_take_locked(pool, order, bytes, no_host_memory);
-  spare_again_locked(pool);
-  return segment;
+  return fit_take_locked(pool, order, bytes, no_host_memory);
 }
 
 /* By the order's effort, which may leave the lock.  *error: why, if there is none. */
@@ -493,28 +473,17 @@ static struct segment *span_take_locked(struct mam_pool *pool, bool *no_host_mem
   return segment_take_aligned(&pool->segments, POOL_SLAB_BYTES, POOL_SLAB_BYTES, no_host_memory);
 }
 
-/* Memory for a slab from a hole that is spared, in a pool that could not grow. */
-static struct segment *span_of_spared_locked(struct mam_pool *pool) {
-  lock_held(&pool->lock);
-  bool no_host_memory;
-  pool->segments.spared_bytes = 0;
-  struct segment *segment = span_take_locked(pool, &no_host_memory);
-  spare_again_locked(pool);
-  return segment;
-}
-
 cudaError_t pool_slab_take(struct mam_pool *pool, uintptr_t *base) {
-  struct segment *segment;
+  struct segment *segment = NULL;
   bool no_host_memory;
   pool_lock(pool);
   cudaError_t error = pool_usable_locked(pool);
-  while ((segment = span_take_locked(pool, &no_host_memory)) == NULL) {
-    if (error == cudaSuccess)
-      error = no_host_memory ? cudaErrorMemoryAllocation : span_grow_locked(pool);
-    if (error == cudaErrorMemoryAllocation && pool->segments.spared_bytes > 0)
-      segment = span_of_spared_locked(pool);
-    if (error != cudaSuccess)
-      break;
+  while (error == cudaSuccess && (segment = span_take_locked(pool, &no_host_memory)) == NULL)
+    error = no_host_memory ? cudaErrorMemoryAllocation : span_grow_locked(pool);
+  if (error == cudaErrorMemoryAllocation && pool->segments.spared_bytes > 0) { /* a hole that is spared, then */
+    pool->segments.spared_bytes = 0;
+    segment = span_take_locked(pool, &no_host_memory);
+    pool_spare_locked(pool);
   }
   if (segment != NULL) {
     /* relaxed: it is no block */

@@ -72,6 +72,13 @@ static inline size_t whole_units(size_t bytes) {
   return up >= bytes ? up : bytes & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
 }
 
+/* Spares the large holes of a guarded pool (segment.h).  An allocation that must have one anyway sets spared_bytes to 0
+ * for as long as it has the lock. */
+static inline void pool_spare_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  pool->segments.spared_bytes = pool->config.guarded ? pool->config.chunk_bytes : 0;
+}
+
 /* The bytes of all segments that have memory. */
 static inline size_t pool_reserved_locked(const struct mam_pool *pool) {
   lock_held(&pool->lock);

@@ -38,7 +38,7 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   /* relaxed, both: as where they are read; the last pool's */
   atomic_store_explicit(&pool->crowded, false, memory_order_relaxed);
   atomic_store_explicit(&pool->grown, false, memory_order_relaxed);
-  pool->segments.spared_bytes = config->guarded ? pool->config.chunk_bytes : 0;
+  pool_spare_locked(pool);
   pool->segments.rest_most_bytes = SIZE_MAX;
   pool_unlock(pool);
 }
