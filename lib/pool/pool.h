@@ -146,9 +146,10 @@ struct pool_chunk {
   size_t bytes;
   uintptr_t first;     /* the first segment's */
   size_t usable_bytes; /* what is left when both ends are cut to the alignment, and the guard */
-  /* Of a reserved chunk, else NULL: for each granule of the source the length in granules of the mapped piece that
-   * begins there, 0 if none does. */
-  uint32_t *pieces;
+  bool reserved;
+  /* Of a reserved chunk: for each granule of the source the length in granules of the mapped piece that begins there, 0
+   * if none does. */
+  uint32_t pieces[];
 };
 
 /* Numbers by which lib/api knows that a pool is calm: they have hardly changed since the last look. */

@@ -116,7 +116,7 @@ static void check_run(const struct pool_chunk *chunk, uintptr_t base, uintptr_t 
 
 static void check_pieces(struct mam_pool *pool, const char **fault) {
   const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
-  if (chunk == NULL || chunk->pieces == NULL)
+  if (chunk == NULL || !chunk->reserved)
     return;
   uintptr_t base = chunk->base;
   for (struct segment *segment = segment_first(&pool->segments); segment != NULL; segment = segment_next(segment))

@@ -20,15 +20,10 @@ void pool_growing_end_locked(struct mam_pool *pool) {
   atomic_store_explicit(&pool->growths, growths + 1, memory_order_relaxed);
 }
 
-void pool_chunk_free(struct pool_chunk *chunk) {
-  free(chunk->pieces);
-  free(chunk);
-}
-
 /* ---- Giving every chunk back ---- */
 
 /* Unmaps every piece of a reserved chunk and gives its addresses back. */
-static cudaError_t reserved_give(const struct source *source, const struct pool_chunk *chunk) {
+static cudaError_t reserved_give(const struct source *source, struct pool_chunk *chunk) {
   cudaError_t error = cudaSuccess;
   for (uintptr_t at = chunk->base; at < chunk->base + chunk->bytes;) {
     uint32_t piece = *pool_piece_at(chunk, at);
@@ -44,7 +39,7 @@ static cudaError_t reserved_give(const struct source *source, const struct pool_
 
 /* unmap does not wait for the GPU, so a wait comes first, unless the memory is the host's.  A stream capture forbids
  * the wait: then the memory stays mapped for good, since memory that the GPU still uses must not be taken away. */
-static cudaError_t elastic_close(struct mam_pool *pool, const struct pool_chunk *chunk) {
+static cudaError_t elastic_close(struct mam_pool *pool, struct pool_chunk *chunk) {
   const struct source *source = &pool->source;
   cudaError_t waited = cudaSuccess;
   if (pool->held_bytes > 0 && source->operations != &source_host && source->operations->lives(source))
@@ -68,11 +63,10 @@ cudaError_t pool_chunks_give(struct mam_pool *pool) {
     record_taken(pool_record_context(pool), pool->device, -(int64_t)pool->held_bytes);
   while ((chunk = SLIST_FIRST(&pool->chunks)) != NULL) {
     SLIST_REMOVE_HEAD(&pool->chunks, link);
-    cudaError_t given = chunk->pieces != NULL
-                            ? elastic_close(pool, chunk)
-                            : pool->source.operations->chunk_give(&pool->source, chunk->base, chunk->bytes);
+    cudaError_t given = chunk->reserved ? elastic_close(pool, chunk)
+                                        : pool->source.operations->chunk_give(&pool->source, chunk->base, chunk->bytes);
     error = error == cudaSuccess ? given : error;
-    pool_chunk_free(chunk);
+    free(chunk);
   }
   return error;
 }

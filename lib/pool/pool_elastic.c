@@ -162,14 +162,18 @@ static bool gpu_lags_locked(struct mam_pool *pool) {
   return reuse_lags(pool->reuse);
 }
 
-/* Whether a growth for the place would make the pool hold more than was ever used at once, and a GROWTH_SHARE of that.
- */
-static bool growth_is_excess_locked(struct mam_pool *pool, size_t bytes, struct pool_place place) {
+/* The place for a block, if a growth there would make the pool hold more than was ever used at once, and a GROWTH_SHARE
+ * of that; and if enough free pieces can move there.  *new_bytes: what they lack. */
+static bool excess_place_locked(struct mam_pool *pool, size_t bytes, struct pool_place *place, size_t *new_bytes) {
   lock_held(&pool->lock);
   size_t most = pool->segments.bytes[SEGMENT_USED] + bytes;
   if (most < pool->peak_taken_bytes)
     most = pool->peak_taken_bytes;
-  return pool->held_bytes + place.bytes > most + most / GROWTH_SHARE;
+  if (!place_find_locked(pool, bytes, NULL, place) || pool->held_bytes + place->bytes <= most + most / GROWTH_SHARE)
+    return false;
+  size_t pieces = pool_free_pieces_bytes_locked(pool) - pool_pieces_beside_locked(pool, *place);
+  *new_bytes = place->bytes > pieces ? place->bytes - pieces : 0;
+  return *new_bytes <= place->bytes / LACK_SHARE && *new_bytes <= pool->limit_bytes - pool->held_bytes;
 }
 
 /* Moves free pieces in place of such a growth.  Not while the GPU lags behind: there is time for it later; nor if other
@@ -177,18 +181,14 @@ static bool growth_is_excess_locked(struct mam_pool *pool, size_t bytes, struct 
 static cudaError_t excess_move_locked(struct mam_pool *pool, size_t bytes, bool *asked) {
   lock_held(&pool->lock);
   struct pool_place place;
+  size_t new_bytes;
   if (pool->wanted_bytes > 0 || pool->moved_bytes / MOVED_TIMES > pool->held_bytes ||
-      !place_find_locked(pool, bytes, NULL, &place) || !growth_is_excess_locked(pool, bytes, place) ||
-      pool->segments.bytes[SEGMENT_FREE] < place.bytes - place.bytes / LACK_SHARE || gpu_lags_locked(pool) ||
+      !excess_place_locked(pool, bytes, &place, &new_bytes) || gpu_lags_locked(pool) ||
       !pool_free_may_be_unmapped_locked(pool))
     return cudaErrorMemoryAllocation;
   if (segment_largest_free(&pool->segments) >= bytes) /* the lock was left: another thread freed */
     return cudaSuccess;
-  if (!place_find_locked(pool, bytes, NULL, &place))
-    return cudaErrorMemoryAllocation;
-  size_t pieces = pool_free_pieces_bytes_locked(pool) - pool_pieces_beside_locked(pool, place);
-  size_t new_bytes = place.bytes > pieces ? place.bytes - pieces : 0;
-  if (new_bytes > place.bytes / LACK_SHARE || new_bytes > pool->limit_bytes - pool->held_bytes)
+  if (!excess_place_locked(pool, bytes, &place, &new_bytes))
     return cudaErrorMemoryAllocation;
   cudaError_t error = pool_place_move_locked(pool, &place, pool->held_bytes + new_bytes, asked);
   if (error == cudaSuccess)

@@ -12,14 +12,13 @@
 
 /* A chunk's description; of a reserved one with room for its pieces.  NULL if the host has no memory. */
 static struct pool_chunk *chunk_new(uintptr_t base, size_t bytes, bool reserved) {
-  struct pool_chunk *chunk = malloc(sizeof *chunk);
+  size_t pieces = reserved ? bytes / SOURCE_GRANULARITY_BYTES : 0;
+  struct pool_chunk *chunk = calloc(1, sizeof *chunk + pieces * sizeof chunk->pieces[0]);
   if (chunk == NULL)
     return NULL;
-  *chunk = (struct pool_chunk){.base = base, .bytes = bytes};
-  if (reserved && (chunk->pieces = calloc(bytes / SOURCE_GRANULARITY_BYTES, sizeof *chunk->pieces)) == NULL) {
-    free(chunk);
-    return NULL;
-  }
+  chunk->base = base;
+  chunk->bytes = bytes;
+  chunk->reserved = reserved;
   return chunk;
 }
 
@@ -42,11 +41,11 @@ static bool chunk_enter_locked(struct mam_pool *pool, struct pool_chunk *chunk, 
   chunk->usable_bytes = end > first ? end - first : 0;
   if (chunk->usable_bytes < least)
     return false;
-  enum segment_state state = chunk->pieces != NULL ? SEGMENT_UNMAPPED : SEGMENT_FREE;
+  enum segment_state state = chunk->reserved ? SEGMENT_UNMAPPED : SEGMENT_FREE;
   if (!segment_add_chunk(&pool->segments, first, chunk->usable_bytes, state))
     return false;
   SLIST_INSERT_HEAD(&pool->chunks, chunk, link);
-  pool_held_change_locked(pool, chunk->pieces != NULL ? 0 : chunk->bytes);
+  pool_held_change_locked(pool, chunk->reserved ? 0 : chunk->bytes);
   return true;
 }
 
@@ -61,7 +60,7 @@ static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t by
   while ((result = chunk_map_add(base, bytes, pool, &other)) == CHUNK_MAP_OVERLAP && other != pool)
     pool_abandon(other, base, bytes);
   if (result != CHUNK_MAP_OK) {
-    pool_chunk_free(chunk);
+    free(chunk);
     if (result == CHUNK_MAP_NO_MEMORY)
       return error_set(cudaErrorMemoryAllocation, "the host has no memory for a chunk");
     return error_set(cudaErrorUnknown, "the source gave the memory at %p twice", (void *)base);
@@ -72,7 +71,7 @@ static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t by
   if (entered)
     return cudaSuccess;
   chunk_map_remove(base);
-  pool_chunk_free(chunk);
+  free(chunk);
   return error_set(cudaErrorMemoryAllocation, "a chunk of %zu bytes at %p does not hold a block of %zu, aligned to %zu",
                    bytes, (void *)base, least, pool->config.alignment);
 }
@@ -246,6 +245,7 @@ static bool others_give_back(const struct mam_pool *pool) {
   return given;
 }
 
+/* Grows a pool that no other thread grows. */
 static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
   lock_held(&pool->lock);
   cudaError_t (*grow)(struct mam_pool *, size_t, bool *) =
@@ -263,10 +263,8 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool a
     if (given)
       error = grow(pool, bytes, &asked);
   }
-  if (error == cudaSuccess) {
+  if (error == cudaSuccess)
     pool->refused_bytes = 0;
-    grown_tell(pool);
-  }
   if (error != cudaErrorMemoryAllocation || !asked)
     return error;
   if (pool->refused_bytes == 0 || bytes < pool->refused_bytes)
@@ -308,6 +306,8 @@ cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once) 
   }
   pool->growing = true;
   cudaError_t error = grow_alone_locked(pool, bytes, at_once);
+  if (error == cudaSuccess)
+    grown_tell(pool);
   pool_growing_end_locked(pool);
   return error;
 }
@@ -356,11 +356,9 @@ static const size_t reserve_limit_most_bytes = (size_t)16 << 40;
 /* For how much memory an elastic pool has addresses: where the source lends more than it has, for all of the limit. */
 static size_t memory_most_bytes(const struct mam_pool *pool, size_t total_bytes) {
   size_t limit_bytes = pool->config.limit_bytes;
-  if (!pool->source.operations->overcommits || limit_bytes <= total_bytes)
-    return total_bytes;
-  if (limit_bytes <= reserve_limit_most_bytes)
-    return limit_bytes;
-  return total_bytes > reserve_limit_most_bytes ? total_bytes : reserve_limit_most_bytes;
+  if (limit_bytes > reserve_limit_most_bytes)
+    limit_bytes = reserve_limit_most_bytes;
+  return pool->source.operations->overcommits && limit_bytes > total_bytes ? limit_bytes : total_bytes;
 }
 
 /* Reserves the addresses of an elastic pool: fewer, where a limit of the process forbids as many. */
@@ -381,19 +379,12 @@ static cudaError_t addresses_take(struct mam_pool *pool, size_t total_bytes) {
   return error;
 }
 
-static cudaError_t first_piece_try(struct mam_pool *pool, bool *asked) {
-  pool_lock(pool);
-  cudaError_t error = pool_elastic_try_locked(pool, pool->config.chunk_bytes, false, asked);
-  pool_unlock(pool);
-  return error;
-}
-
 static cudaError_t first_piece(struct mam_pool *pool) {
   size_t bytes = pool->config.chunk_bytes;
-  bool asked = false;
-  cudaError_t error = first_piece_try(pool, &asked);
-  if (error == cudaErrorMemoryAllocation && asked && others_give_back(pool))
-    error = first_piece_try(pool, &asked);
+  pool_lock(pool);
+  cudaError_t error = grow_alone_locked(pool, bytes, false);
+  bool asked = pool->refused_bytes > 0;
+  pool_unlock(pool);
   if (error == cudaErrorMemoryAllocation && !asked)
     return error_set(error, "the %s source has no addresses for %zu bytes", pool->source.operations->name, bytes);
   return error;

@@ -203,13 +203,10 @@ static inline void pool_held_change_locked(struct mam_pool *pool, size_t change)
 void pool_growing_end_locked(struct mam_pool *pool);
 
 /* The place of a reserved chunk for the piece that begins at an address; and a piece's bytes. */
-static inline uint32_t *pool_piece_at(const struct pool_chunk *chunk, uintptr_t address) {
+static inline uint32_t *pool_piece_at(struct pool_chunk *chunk, uintptr_t address) {
   return &chunk->pieces[(address - chunk->base) / SOURCE_GRANULARITY_BYTES];
 }
 static inline size_t pool_piece_bytes(uint32_t piece) { return (size_t)piece * SOURCE_GRANULARITY_BYTES; }
-
-/* Frees a chunk's description. */
-void pool_chunk_free(struct pool_chunk *chunk);
 
 /* Gives every chunk back; the pool is the caller's alone. */
 cudaError_t pool_chunks_give(struct mam_pool *pool);

@@ -124,13 +124,13 @@ static void pieces_end_locked(struct mam_pool *pool, const struct pieces *pieces
 /* ---- Putting memory somewhere: the lock is not held ---- */
 
 /* Notes a piece and returns its end.  Only the thread that grows the pool looks at pieces. */
-static uintptr_t piece_note(const struct pool_chunk *chunk, uintptr_t base, size_t bytes) {
+static uintptr_t piece_note(struct pool_chunk *chunk, uintptr_t base, size_t bytes) {
   *pool_piece_at(chunk, base) = (uint32_t)(bytes / SOURCE_GRANULARITY_BYTES);
   return base + bytes;
 }
 
 /* Gives the pieces back that were put from base on, up to end. */
-static void pieces_undo(const struct source *source, const struct pool_chunk *chunk, uintptr_t base, uintptr_t end) {
+static void pieces_undo(const struct source *source, struct pool_chunk *chunk, uintptr_t base, uintptr_t end) {
   while (base < end) {
     size_t bytes = pool_piece_bytes(*pool_piece_at(chunk, base));
     (void)source->operations->unmap(source, base, bytes);
@@ -141,7 +141,7 @@ static void pieces_undo(const struct source *source, const struct pool_chunk *ch
 
 /* Puts memory under a range of the chunk: the pieces, and new ones behind them.  These come first, so that nothing has
  * moved if the source refuses.  On failure nothing is mapped there. */
-static cudaError_t pieces_put(const struct source *source, const struct pool_chunk *chunk, uintptr_t base, size_t bytes,
+static cudaError_t pieces_put(const struct source *source, struct pool_chunk *chunk, uintptr_t base, size_t bytes,
                               const struct pieces *pieces) {
   uintptr_t first = base + pieces->bytes, at = first, end = base + bytes, to = base;
   cudaError_t error = cudaSuccess;

@@ -8,7 +8,7 @@
 /* ---- Pieces ---- */
 
 /* Where to look for pieces from, downwards: the end of what has memory. */
-static uintptr_t pieces_end_locked(struct mam_pool *pool, const struct pool_chunk *chunk) {
+static uintptr_t pieces_end_locked(struct mam_pool *pool, struct pool_chunk *chunk) {
   lock_held(&pool->lock);
   const struct segment *last = segment_at(&pool->segments, chunk->base + chunk->bytes - 1);
   return last != NULL && last->state == SEGMENT_UNMAPPED ? last->base : chunk->base + chunk->bytes;
@@ -16,8 +16,8 @@ static uintptr_t pieces_end_locked(struct mam_pool *pool, const struct pool_chun
 
 /* The next piece below *end that lies wholly in a free segment, which is returned, but not one beside the place; *end
  * becomes the piece's base.  NULL if there is none. */
-static struct segment *free_piece_below_locked(struct mam_pool *pool, const struct pool_chunk *chunk,
-                                               struct pool_place place, uintptr_t *end) {
+static struct segment *free_piece_below_locked(struct mam_pool *pool, struct pool_chunk *chunk, struct pool_place place,
+                                               uintptr_t *end) {
   lock_held(&pool->lock);
   for (uintptr_t base = *end; base > chunk->base;) {
     base -= SOURCE_GRANULARITY_BYTES;
@@ -61,7 +61,7 @@ struct segment *pool_move_out_locked(struct mam_pool *pool, struct segment *segm
 }
 
 /* Unmaps the free piece at base.  What it covers is in no tree while the lock is left. */
-static cudaError_t piece_give_locked(struct mam_pool *pool, const struct pool_chunk *chunk, struct segment *segment,
+static cudaError_t piece_give_locked(struct mam_pool *pool, struct pool_chunk *chunk, struct segment *segment,
                                      uintptr_t base) {
   lock_held(&pool->lock);
   uint32_t piece = *pool_piece_at(chunk, base);
@@ -84,7 +84,7 @@ static cudaError_t piece_give_locked(struct mam_pool *pool, const struct pool_ch
 
 cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes, struct pool_place place) {
   lock_held(&pool->lock);
-  const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
+  struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   struct segment *segment;
   cudaError_t error = cudaSuccess;
   uintptr_t end = pieces_end_locked(pool, chunk);
@@ -98,7 +98,7 @@ cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes, st
 
 size_t pool_piece_within_locked(const struct mam_pool *pool, const struct segment *segment, uintptr_t *base) {
   lock_held(&pool->lock);
-  const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
+  struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   uintptr_t end = segment->base + segment->bytes;
   for (*base = round_up(*base, SOURCE_GRANULARITY_BYTES); *base < end; *base += SOURCE_GRANULARITY_BYTES) {
     size_t bytes = pool_piece_bytes(*pool_piece_at(chunk, *base));
@@ -177,7 +177,7 @@ cudaError_t pool_chunk_give_locked(struct mam_pool *pool, struct pool_chunk *chu
   fronts_step_out(pool);
   cudaError_t error = pool->source.operations->chunk_give(&pool->source, chunk->base, chunk->bytes);
   pool_step_in(pool);
-  pool_chunk_free(chunk);
+  free(chunk);
   return error;
 }
 
@@ -242,20 +242,14 @@ cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_by
   return error == cudaSuccess ? waited : error;
 }
 
-/* Whether a chunk can go without a wait: the source waits for all that the GPU has to do. */
-static bool gpu_is_idle(struct mam_pool *pool) {
-  return pool->config.elastic || reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
-}
-
 cudaError_t pool_trim_calm(struct mam_pool *pool, uint64_t generation, size_t keep_bytes) {
   pool_lock(pool);
   cudaError_t error = pool_expect_generation_locked(pool, generation);
   if (error == cudaSuccess) {
     pool_step_out(pool);
-    if (!gpu_is_idle(pool))
-      error = (cudaError_t)CUDA_ERROR_NOT_READY;
-    else
-      error = pool_trim(pool, POOL_ANY_ID, keep_bytes, false);
+    /* a chunk can go without a wait if the GPU is idle: the source waits for all that it has to do */
+    bool idle = pool->config.elastic || reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
+    error = idle ? pool_trim(pool, POOL_ANY_ID, keep_bytes, false) : (cudaError_t)CUDA_ERROR_NOT_READY;
     pool_step_in(pool);
   }
   pool_unlock(pool);
