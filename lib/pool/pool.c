@@ -190,7 +190,7 @@ static bool look_may_help_locked(struct mam_pool *pool, size_t live_bytes) {
 static void look_locked(struct mam_pool *pool, size_t enough, size_t live_bytes, uint64_t epoch) {
   lock_held(&pool->lock);
   bool passed = reuse_passed(pool->reuse) >= epoch;
-  pool_collect_some_locked(pool, enough, !pool->config.elastic);
+  pool_collect_locked(pool, enough, !pool->config.elastic);
   bool complete = passed && pool->collected_epoch != 0;
   pool->left_bytes = complete ? kept_bytes_locked(pool, live_bytes) : 0;
 }
@@ -262,7 +262,7 @@ static cudaError_t make_room_locked(struct mam_pool *pool, const struct pool_ord
     error = grow_or_find_locked(pool, bytes, attempt->at_once);
   if (error != cudaErrorMemoryAllocation || pool->config.front == NULL || attempt->emptied)
     return error;
-  pool_collect_some_locked(pool, bytes, true);
+  pool_collect_locked(pool, bytes, true);
   attempt->emptied = true;
   return cudaSuccess;
 }

@@ -189,7 +189,7 @@ struct mam_pool {
   int device;                /* of the source; for a record, 0 without one; constant while open */
   SLIST_HEAD(, pool_chunk) chunks;
   struct segment_set segments;
-  SLIST_HEAD(, pool_stream) streams; /* the last one used comes first */
+  SLIST_HEAD(, pool_stream) streams; /* the newest first */
   uint64_t unfenced_epoch;           /* of the latest free whose memory was free at once, 0 if none was */
   unsigned freed_since;              /* segments freed since a fence was last asked for */
   size_t left_bytes;                 /* what the fronts kept after the last look; 0 if it left what had not passed */

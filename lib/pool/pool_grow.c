@@ -234,7 +234,7 @@ static bool others_give_back(const struct mam_pool *pool) {
       continue;
     pool_lock(other);
     if (other->state == POOL_OPEN && !other->growing && other->source.context.driver == pool->source.context.driver) {
-      pool_collect_locked(other);
+      pool_collect_locked(other, SIZE_MAX, true);
       size_t held_bytes = other->held_bytes;
       if (other->state == POOL_OPEN && !other->growing)
         (void)pool_trim_locked(other, 0);

@@ -180,9 +180,7 @@ cudaError_t pool_await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigned 
 cudaError_t pool_await_change_locked(struct mam_pool *pool);
 
 /* Brings back what the fronts keep, as pool_front's collect, and makes free what has passed, as pool_fence_locked. */
-void pool_collect_some_locked(struct mam_pool *pool, size_t enough, bool all);
-/* All of it; of a pool without fronts, too. */
-void pool_collect_locked(struct mam_pool *pool);
+void pool_collect_locked(struct mam_pool *pool, size_t enough, bool all);
 
 /* Whether the fronts may keep what the GPU is done with, after a fence for the epoch: not if no epoch has passed since
  * they were last collected, as what was freed later waits for a later one.  Then a running kernel costs one collection,

@@ -210,21 +210,14 @@ static size_t holders_of(const struct snapshot *snapshot, struct holder **holder
   return merged;
 }
 
-/* What is in slabs has no call site. */
-static struct holder unattributed(const struct snapshot *snapshot) {
-  struct holder rest = {NULL, snapshot->info.used_bytes, snapshot->info.used_count};
-  for (size_t i = 0; i < snapshot->count; i++)
-    if (is_block(&snapshot->segments[i])) {
-      rest.bytes -= snapshot->segments[i].bytes;
-      rest.count--;
-    }
-  return rest;
-}
-
 static void words_holders(FILE *stream, const struct snapshot *snapshot, size_t most) {
-  struct holder *holders, rest = unattributed(snapshot);
+  struct holder *holders, rest = {NULL, snapshot->info.used_bytes, snapshot->info.used_count}; /* in slabs: no site */
   size_t count = holders_of(snapshot, &holders);
-  for (size_t i = 0; i < count && i < most; i++) {
+  for (size_t i = 0; i < count; i++) {
+    rest.bytes -= holders[i].bytes;
+    rest.count -= holders[i].count;
+    if (i >= most)
+      continue;
     void *address = (void *)(uintptr_t)holders[i].site;
     char **names = backtrace_symbols(&address, 1);
     (void)fprintf(stream, "  %zu bytes in %zu blocks, allocated at %s\n", holders[i].bytes, holders[i].count,
@@ -233,7 +226,7 @@ static void words_holders(FILE *stream, const struct snapshot *snapshot, size_t 
   }
   if (count > most)
     (void)fprintf(stream, "  and %zu more call sites\n", count - most);
-  if (rest.count > 0)
+  if (rest.count > 0 && holders != NULL)
     (void)fprintf(stream, "  %zu bytes in %zu small blocks; MAM_REPORT=leaks tells where they are allocated\n",
                   rest.bytes, rest.count);
   free(holders);

@@ -218,12 +218,12 @@ bool pool_give_one_locked(struct mam_pool *pool) {
  * the caller may. */
 static cudaError_t collect_for_trim_locked(struct mam_pool *pool, bool waits) {
   lock_held(&pool->lock);
-  pool_collect_locked(pool);
+  pool_collect_locked(pool, SIZE_MAX, true);
   if (!waits || reuse_passes_by_itself(pool->reuse) || reuse_capturing(pool->reuse) ||
       (pool_waiting_bytes_locked(pool) == 0 && free_is_passed_locked(pool)))
     return cudaSuccess;
   cudaError_t error = pool_synchronize_locked(pool, SIZE_MAX, cudaSuccess);
-  pool_collect_locked(pool);
+  pool_collect_locked(pool, SIZE_MAX, true);
   return error;
 }
 

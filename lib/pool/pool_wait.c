@@ -97,13 +97,6 @@ static struct pool_front_sum front_sum_locked(struct mam_pool *pool) {
   return sum;
 }
 
-/* How many bytes come back from the fronts, at most, when the GPU is done with all that waits there: with the last
- * block of a slab comes the whole slab.  Leaves the lock. */
-static size_t front_waiting_bytes_locked(struct mam_pool *pool) {
-  struct pool_front_sum sum = front_sum_locked(pool);
-  return sum.large_waiting_bytes + (sum.small_waiting_bytes > 0 ? sum.slab_bytes - sum.live_small_bytes : 0);
-}
-
 size_t pool_room_bytes_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   size_t more = pool->config.elastic || !pool->config.keeps ? pool->limit_bytes - pool->held_bytes : 0;
@@ -112,7 +105,10 @@ size_t pool_room_bytes_locked(struct mam_pool *pool) {
 
 bool pool_wait_may_help_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
-  size_t waiting = front_waiting_bytes_locked(pool) + pool->segments.bytes[SEGMENT_WAITING];
+  struct pool_front_sum sum = front_sum_locked(pool);
+  size_t waiting = pool->segments.bytes[SEGMENT_WAITING] + sum.large_waiting_bytes;
+  if (sum.small_waiting_bytes > 0) /* at most: with the last block of a slab comes the whole slab */
+    waiting += sum.slab_bytes - sum.live_small_bytes;
   return waiting > 0 && bytes <= pool_room_bytes_locked(pool) + waiting;
 }
 
@@ -146,22 +142,16 @@ cudaError_t pool_await_change_locked(struct mam_pool *pool) {
 
 /* ---- What the fronts keep ---- */
 
-void pool_collect_some_locked(struct mam_pool *pool, size_t enough, bool all) {
+void pool_collect_locked(struct mam_pool *pool, size_t enough, bool all) {
   lock_held(&pool->lock);
   uint64_t passed = reuse_passed(pool->reuse);
-  pool_step_out(pool);
-  bool complete = pool->config.front->collect(pool, all);
-  pool_step_in(pool);
-  pool->collected_epoch = complete ? passed : 0;
+  if (pool->config.front != NULL) {
+    pool_step_out(pool);
+    bool complete = pool->config.front->collect(pool, all);
+    pool_step_in(pool);
+    pool->collected_epoch = complete ? passed : 0;
+  }
   pool_fence_locked(pool, enough);
-}
-
-void pool_collect_locked(struct mam_pool *pool) {
-  lock_held(&pool->lock);
-  if (pool->config.front != NULL)
-    pool_collect_some_locked(pool, SIZE_MAX, true);
-  else
-    pool_fence_locked(pool, SIZE_MAX);
 }
 
 bool pool_collection_may_help_locked(struct mam_pool *pool, uint64_t epoch) {
@@ -180,8 +170,7 @@ cudaError_t pool_await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigned 
   lock_held(&pool->lock);
   if (pool->synchronizing > 0 && wait_covers_some_locked(pool))
     return pool_await_change_locked(pool);
-  if (pool->config.front != NULL) /* a batch that is being filled has no epoch that the wait could make pass */
-    pool_collect_some_locked(pool, bytes, true);
+  pool_collect_locked(pool, bytes, true); /* a batch that is being filled has no epoch that the wait could make pass */
   if (segment_largest_free(&pool->segments) >= bytes)
     return cudaSuccess;
   ++*own_waits;

@@ -11,12 +11,16 @@ void waiting_stream_init(struct waiting_stream *stream) {
     TAILQ_INIT(&stream->bins[i]);
 }
 
-bool waiting_stream_empty(const struct waiting_stream *stream) {
-  for (unsigned i = 0; i < STREAM_WORDS; i++)
-    if (stream->words[i] != 0)
-      return false;
-  return true;
+/* The first list of a stream from this one on that is not empty.  STREAM_BINS if there is none. */
+static unsigned bin_from(const struct waiting_stream *stream, unsigned bin) {
+  uint64_t mask = ~(uint64_t)0 << bin % 64;
+  for (unsigned word = bin / 64; word < STREAM_WORDS; word++, mask = ~(uint64_t)0)
+    if ((stream->words[word] & mask) != 0)
+      return word * 64 + (unsigned)__builtin_ctzl(stream->words[word] & mask);
+  return STREAM_BINS;
 }
+
+bool waiting_stream_empty(const struct waiting_stream *stream) { return bin_from(stream, 0) == STREAM_BINS; }
 
 /* The list of a stream for segments of so many bytes. */
 static unsigned bin_of(size_t bytes) { return size_branch(bytes) / (SIZE_BRANCHES / STREAM_BINS); }
@@ -92,15 +96,10 @@ static struct segment *bin_fit(const struct waiting_list *bin, size_t bytes) {
 
 /* A segment of the first list that has one large enough, from the smallest sizes on.  NULL if none has. */
 static struct segment *stream_fit(const struct waiting_stream *stream, size_t bytes) {
-  unsigned first = bin_of(bytes);
-  uint64_t mask = ~(uint64_t)0 << first % 64;
-  for (unsigned word = first / 64; word < STREAM_WORDS; word++, mask = ~(uint64_t)0)
-    for (uint64_t bits = stream->words[word] & mask; bits != 0; bits &= bits - 1) {
-      struct segment *fit = bin_fit(&stream->bins[word * 64 + (unsigned)__builtin_ctzl(bits)], bytes);
-      if (fit != NULL)
-        return fit;
-    }
-  return NULL;
+  struct segment *fit = NULL;
+  for (unsigned bin = bin_of(bytes); fit == NULL && (bin = bin_from(stream, bin)) < STREAM_BINS; bin++)
+    fit = bin_fit(&stream->bins[bin], bytes);
+  return fit;
 }
 
 /* Whether a segment is the stream's to take: free, or waiting for the stream. */
@@ -222,9 +221,8 @@ bool segment_pass_some(struct segment_set *set, uint64_t epoch, unsigned most) {
 }
 
 bool segment_pass_stream(struct segment_set *set, struct waiting_stream *stream, uint64_t epoch, unsigned most) {
-  for (unsigned word = 0; word < STREAM_WORDS && most > 0; word++)
-    for (uint64_t bits = stream->words[word]; bits != 0 && most > 0; bits &= bits - 1)
-      list_pass(set, &stream->bins[word * 64 + (unsigned)__builtin_ctzl(bits)], epoch, &most);
+  for (unsigned bin = 0; most > 0 && (bin = bin_from(stream, bin)) < STREAM_BINS; bin++)
+    list_pass(set, &stream->bins[bin], epoch, &most);
   return most > 0;
 }
 
