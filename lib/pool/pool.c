@@ -486,9 +486,7 @@ cudaError_t pool_slab_take(struct mam_pool *pool, uintptr_t *base) {
     pool_spare_locked(pool);
   }
   if (segment != NULL) {
-    /* relaxed: it is no block */
-    atomic_store_explicit(&segment->ticket, 0, memory_order_relaxed);
-    segment->as.used.requested_bytes = 0;
+    segment->as.used.requested_bytes = 0; /* it is no block: its ticket is 0, as that of each free segment */
     segment->as.used.site = NULL;
     pool->span_count++;
     peak_update_locked(pool);

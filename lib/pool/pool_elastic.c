@@ -136,7 +136,7 @@ static cudaError_t scarce_move_locked(struct mam_pool *pool, size_t bytes, bool 
   if (place.bytes > most || pool->held_bytes <= most - place.bytes ||
       pool->held_bytes - (most - place.bytes) > pool->segments.bytes[SEGMENT_FREE])
     return cudaErrorMemoryAllocation;
-  struct move move = {most, pool_trimmable_bytes_locked(pool)};
+  struct move move = {most, pool_free_may_be_unmapped_locked(pool) ? pool_free_pieces_bytes_locked(pool) : 0};
   if (place_find_locked(pool, bytes, &move, &place))
     return pool_place_move_locked(pool, &place, most, asked);
   if (!move_serves_locked(pool, &move, all))

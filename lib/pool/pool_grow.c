@@ -140,7 +140,7 @@ static cudaError_t chunk_grow_locked(struct mam_pool *pool, size_t bytes, bool *
   return error;
 }
 
-/* The sum of what pool_find_free_chunk_locked finds if each is given back.  The list's last chunk would come last. */
+/* The sum of what pool_chunk_give_locked could give back.  The list's last chunk would come last. */
 static size_t free_chunks_bytes_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   struct pool_chunk *chunk;
@@ -163,18 +163,11 @@ static size_t free_chunks_bytes_locked(struct mam_pool *pool) {
 static cudaError_t chunks_exchange_locked(struct mam_pool *pool, size_t bytes, bool *asked) {
   lock_held(&pool->lock);
   cudaError_t error = cudaErrorMemoryAllocation;
-  struct pool_chunk *chunk;
-  struct segment *segment;
   size_t want, need;
   if (!growth_plan(pool, pool->held_bytes - free_chunks_bytes_locked(pool), bytes, &want, &need))
     return error;
-  while (error == cudaErrorMemoryAllocation && pool->state == POOL_OPEN &&
-         segment_largest_free(&pool->segments) < bytes &&
-         (chunk = pool_find_free_chunk_locked(pool, &segment)) != NULL) {
-    error = pool_chunk_give_locked(pool, chunk, segment);
-    if (error == cudaSuccess)
-      error = chunk_grow_locked(pool, bytes, asked);
-  }
+  while (error == cudaErrorMemoryAllocation && pool_chunk_give_locked(pool, bytes, &error))
+    error = chunk_grow_locked(pool, bytes, asked);
   return error;
 }
 
@@ -187,8 +180,7 @@ enum { SURPLUS_BLOCKS = 4, SURPLUS_BYTES = 256 << 20 };
  * waits for it. */
 static void surplus_give_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
-  struct pool_chunk *chunk;
-  struct segment *segment;
+  cudaError_t error;
   size_t want, need, most = SURPLUS_BLOCKS * bytes;
   most = most < SURPLUS_BYTES ? SURPLUS_BYTES : most;
   most = most < pool->peak_taken_bytes ? pool->peak_taken_bytes : most;
@@ -198,9 +190,8 @@ static void surplus_give_locked(struct mam_pool *pool, size_t bytes) {
   pool_step_out(pool);
   bool idle = reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
   pool_step_in(pool);
-  while (idle && pool->state == POOL_OPEN && pool->held_bytes + want > most &&
-         segment_largest_free(&pool->segments) < bytes && (chunk = pool_find_free_chunk_locked(pool, &segment)) != NULL)
-    idle = pool_chunk_give_locked(pool, chunk, segment) == cudaSuccess;
+  while (idle && pool->held_bytes + want > most && pool_chunk_give_locked(pool, bytes, &error))
+    continue;
 }
 
 /* ---- Growth of either kind ---- */

@@ -255,15 +255,11 @@ size_t pool_piece_within_locked(const struct mam_pool *pool, const struct segmen
 size_t pool_free_pieces_bytes_locked(struct mam_pool *pool);
 size_t pool_pieces_beside_locked(struct mam_pool *pool, struct pool_place place);
 
-/* How much a trim could give back if nothing stayed. */
-size_t pool_trimmable_bytes_locked(struct mam_pool *pool);
-
-/* A chunk that is free as a whole, and not the last one where that stays; NULL if there is none.  Keeps the lock. */
-struct pool_chunk *pool_find_free_chunk_locked(struct mam_pool *pool, struct segment **segment);
-
-/* Gives that chunk, which is one free segment, back.  It is out of the map before the source has it: from then on
- * another pool may be given the same addresses. */
-cudaError_t pool_chunk_give_locked(struct mam_pool *pool, struct pool_chunk *chunk, struct segment *segment);
+/* Gives a chunk that is free as a whole back, unless there is none (the last one may have to stay), the pool is
+ * closing, or it has a hole of enough bytes.  It is out of the map before the source has it: from then on another pool
+ * may be given the same addresses.  Whether the source took it; *error: what the source says, if there was one to give.
+ */
+bool pool_chunk_give_locked(struct mam_pool *pool, size_t enough, cudaError_t *error);
 
 /* ---- pool_close.c ---- */
 

@@ -126,11 +126,6 @@ size_t pool_free_pieces_bytes_locked(struct mam_pool *pool) {
   return bytes;
 }
 
-size_t pool_trimmable_bytes_locked(struct mam_pool *pool) {
-  lock_held(&pool->lock);
-  return pool_free_may_be_unmapped_locked(pool) ? pool_free_pieces_bytes_locked(pool) : 0;
-}
-
 size_t pool_pieces_beside_locked(struct mam_pool *pool, struct pool_place place) {
   lock_held(&pool->lock);
   size_t bytes = 0;
@@ -145,7 +140,8 @@ size_t pool_pieces_beside_locked(struct mam_pool *pool, struct pool_place place)
 
 /* ---- Chunks ---- */
 
-struct pool_chunk *pool_find_free_chunk_locked(struct mam_pool *pool, struct segment **segment) {
+/* A chunk that is free as a whole, and not the last one where that stays; NULL if there is none.  Keeps the lock. */
+static struct pool_chunk *find_free_chunk_locked(struct mam_pool *pool, struct segment **segment) {
   lock_held(&pool->lock);
   struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   if (chunk == NULL || pool->config.keeps || (SLIST_NEXT(chunk, link) == NULL && !pool->config.gives_all))
@@ -167,29 +163,23 @@ static void fronts_step_out(struct mam_pool *pool) {
   front->thaw(pool);
 }
 
-cudaError_t pool_chunk_give_locked(struct mam_pool *pool, struct pool_chunk *chunk, struct segment *segment) {
+bool pool_chunk_give_locked(struct mam_pool *pool, size_t enough, cudaError_t *error) {
   lock_held(&pool->lock);
+  struct pool_chunk *chunk;
+  struct segment *segment;
+  if (pool->state != POOL_OPEN || segment_largest_free(&pool->segments) >= enough ||
+      (chunk = find_free_chunk_locked(pool, &segment)) == NULL)
+    return false;
   segment_remove(&pool->segments, segment);
   SLIST_REMOVE(&pool->chunks, chunk, pool_chunk, link);
   pool_held_change_locked(pool, -chunk->bytes);
   chunk_map_remove(chunk->base);
   pool_step_out(pool);
   fronts_step_out(pool);
-  cudaError_t error = pool->source.operations->chunk_give(&pool->source, chunk->base, chunk->bytes);
+  *error = pool->source.operations->chunk_give(&pool->source, chunk->base, chunk->bytes);
   pool_step_in(pool);
   free(chunk);
-  return error;
-}
-
-static cudaError_t chunks_trim_locked(struct mam_pool *pool, size_t keep_bytes) {
-  lock_held(&pool->lock);
-  struct segment *segment;
-  struct pool_chunk *chunk;
-  cudaError_t error = cudaSuccess;
-  while (error == cudaSuccess && pool->state == POOL_OPEN && pool->held_bytes > keep_bytes &&
-         (chunk = pool_find_free_chunk_locked(pool, &segment)) != NULL)
-    error = pool_chunk_give_locked(pool, chunk, segment);
-  return error;
+  return *error == cudaSuccess;
 }
 
 /* ---- Either kind ---- */
@@ -197,10 +187,12 @@ static cudaError_t chunks_trim_locked(struct mam_pool *pool, size_t keep_bytes) 
 cudaError_t pool_trim_locked(struct mam_pool *pool, size_t keep_bytes) {
   lock_held(&pool->lock);
   size_t held_bytes = pool->held_bytes;
+  cudaError_t error = cudaSuccess;
   pool->growing = true;
-  cudaError_t error = pool->config.elastic
-                          ? pool_pieces_trim_locked(pool, keep_bytes, (struct pool_place){.unmapped = NULL})
-                          : chunks_trim_locked(pool, keep_bytes);
+  if (pool->config.elastic)
+    error = pool_pieces_trim_locked(pool, keep_bytes, (struct pool_place){.unmapped = NULL});
+  while (!pool->config.elastic && pool->held_bytes > keep_bytes && pool_chunk_give_locked(pool, SIZE_MAX, &error))
+    continue;
   pool_growing_end_locked(pool);
   if (pool->held_bytes < held_bytes)
     pool->refused_bytes = pool->speed_bytes = 0; /* the source has more than before */

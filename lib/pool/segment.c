@@ -160,9 +160,6 @@ struct segment *segment_take(struct segment_set *set, size_t bytes, bool close, 
   return hole_use(set, hole, bytes, no_host_memory);
 }
 
-/* segment_take_aligned tries so many holes, the smallest first.  A search through all holes would have no bound. */
-enum { ALIGNED_TRIES = 16 };
-
 /* Whether an aligned block fits into a hole.  *skip is set to the bytes that stay before the block. */
 static bool aligned_fits(const struct segment *hole, size_t bytes, size_t alignment, size_t *skip) {
   *skip = -hole->base & (alignment - 1);
@@ -172,7 +169,7 @@ static bool aligned_fits(const struct segment *hole, size_t bytes, size_t alignm
 /* The hole for an aligned block.  NULL if there is none, or if the best one is spared. */
 static struct segment *best_aligned_fit(struct segment_set *set, size_t bytes, size_t alignment, size_t *skip) {
   struct segment *hole = size_best_fit(&set->by_size, bytes);
-  for (unsigned tries = 0; hole != NULL && tries < ALIGNED_TRIES; tries++, hole = size_next(&set->by_size, hole))
+  for (unsigned tries = 0; hole != NULL && tries < FIT_TRIES; tries++, hole = size_next(&set->by_size, hole))
     if (aligned_fits(hole, bytes, alignment, skip))
       return spares(set, hole, bytes) ? NULL : hole;
   hole = hole != NULL ? size_best_fit(&set->by_size, bytes + alignment) : NULL;

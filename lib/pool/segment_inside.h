@@ -147,6 +147,10 @@ void segment_become_free(struct segment_set *set, struct segment *segment);
  * than twice the block's size, or cuts_bytes allows it. */
 bool segment_may_cut(const struct segment_set *set, const struct segment *hole, size_t bytes, bool close);
 
+/* Where segments are searched one by one, so many are looked at: holes for an aligned block, the smallest first, and a
+ * list of a stream's, the last freed first.  A search through all of them would have no bound. */
+enum { FIT_TRIES = 16 };
+
 /* Counts such a cut.  The segment is still whole. */
 void segment_cut_count(struct segment_set *set, const struct segment *hole, size_t bytes);
 

@@ -77,10 +77,6 @@ void segment_wait_on(struct segment_set *set, struct waiting_stream *stream, str
 
 /* ---- Take from what waits for a stream ---- */
 
-/* segment_retake looks at so many segments of a list, the last freed first.  A search through all of them would have no
- * bound. */
-enum { BIN_TRIES = 16 };
-
 /* The smallest segment that is large enough, among those of a list that were freed last.  NULL if there is none. */
 static struct segment *bin_fit(const struct waiting_list *bin, size_t bytes) {
   struct segment *segment, *best = NULL;
@@ -88,7 +84,7 @@ static struct segment *bin_fit(const struct waiting_list *bin, size_t bytes) {
   TAILQ_FOREACH_REVERSE(segment, bin, waiting_list, as.waiting.link) {
     if (segment->bytes >= bytes && (best == NULL || segment->bytes < best->bytes))
       best = segment;
-    if (++tries == BIN_TRIES || (best != NULL && best->bytes == bytes))
+    if (++tries == FIT_TRIES || (best != NULL && best->bytes == bytes))
       break;
   }
   return best;
