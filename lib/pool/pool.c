@@ -137,8 +137,7 @@ static struct segment *hole_take_locked(struct mam_pool *pool, size_t bytes, boo
 /* What was freed on the order's stream, NULL if it has none, or nothing was. */
 static struct waiting_stream *order_stream_locked(struct mam_pool *pool, const struct pool_order *order) {
   lock_held(&pool->lock);
-  struct pool_stream *stream = order->stream.id != 0 ? pool_stream_find_locked(pool, order->stream) : NULL;
-  return stream != NULL ? &stream->waiting : NULL;
+  return order->stream.id != 0 ? pool_stream_find_locked(pool, order->stream) : NULL;
 }
 
 /* What was freed on the order's stream, or else a hole.  Then large holes are spared again, whatever it was. */
@@ -195,18 +194,13 @@ static void look_locked(struct mam_pool *pool, size_t enough, size_t live_bytes,
   pool->left_bytes = complete ? kept_bytes_locked(pool, live_bytes) : 0;
 }
 
-/* The live bytes without the order's. */
-static size_t order_live_bytes(const struct pool_order *order) {
-  return order->live_bytes > order->size ? order->live_bytes - order->size : 0;
-}
-
 /* Tries what costs little memory and no wait: a fence, and what the fronts keep.  False if both were tried before.
  * Before growth a look is made, too, if what the fronts keep could serve the block, or other threads may have freed
  * what they have not published. */
 static bool look_around_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes,
                                struct attempt *attempt) {
   lock_held(&pool->lock);
-  size_t live_bytes = order_live_bytes(order);
+  size_t live_bytes = order->live_bytes > order->size ? order->live_bytes - order->size : 0; /* without the order's */
   if (!attempt->fenced) {
     attempt->fenced = true;
     pool_fence_locked(pool, bytes);

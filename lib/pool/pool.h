@@ -190,10 +190,12 @@ struct mam_pool {
   SLIST_HEAD(, pool_chunk) chunks;
   struct segment_set segments;
   SLIST_HEAD(, pool_stream) streams; /* the newest first */
-  uint64_t unfenced_epoch;           /* of the latest free whose memory was free at once, 0 if none was */
-  unsigned freed_since;              /* segments freed since a fence was last asked for */
-  size_t left_bytes;                 /* what the fronts kept after the last look; 0 if it left what had not passed */
-  uint64_t collected_epoch;          /* the latest that had passed when the fronts were last collected; 0: never */
+
+  /* From here to frozen_for_fork: 0 when a pool is opened, as pool_reset has it. */
+  uint64_t unfenced_epoch;  /* of the latest free whose memory was free at once, 0 if none was */
+  unsigned freed_since;     /* segments freed since a fence was last asked for */
+  size_t left_bytes;        /* what the fronts kept after the last look; 0 if it left what had not passed */
+  uint64_t collected_epoch; /* the latest that had passed when the fronts were last collected; 0: never */
 
   size_t held_bytes;      /* of the source */
   size_t limit_bytes;     /* held_bytes never passes it */

@@ -78,14 +78,14 @@ cudaError_t pool_chunks_give(struct mam_pool *pool) {
 void pool_settle_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   struct segment *segment = segment_first(&pool->segments);
-  while (segment != NULL && pool->segments.count[SEGMENT_MOVING] > 0) {
-    struct segment *next = segment_next(segment);
-    if (segment->state == SEGMENT_MOVING) {
-      memset(pool_piece_at(SLIST_FIRST(&pool->chunks), segment->base), 0,
-             segment->bytes / SOURCE_GRANULARITY_BYTES * sizeof(uint32_t));
-      segment_moved(&pool->segments, segment, SEGMENT_UNMAPPED); /* the next may have become a part of it */
-      next = segment_first(&pool->segments);
+  while (pool->segments.count[SEGMENT_MOVING] > 0) {
+    if (segment->state != SEGMENT_MOVING) {
+      segment = segment_next(segment);
+      continue;
     }
-    segment = next;
+    memset(pool_piece_at(SLIST_FIRST(&pool->chunks), segment->base), 0,
+           segment->bytes / SOURCE_GRANULARITY_BYTES * sizeof(uint32_t));
+    segment_moved(&pool->segments, segment, SEGMENT_UNMAPPED); /* the next may have become a part of it */
+    segment = segment_first(&pool->segments);
   }
 }

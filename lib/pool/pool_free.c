@@ -8,33 +8,35 @@
 
 /* ---- Giving back ---- */
 
-struct pool_stream *pool_stream_find_locked(struct mam_pool *pool, struct context_stream named) {
+struct waiting_stream *pool_stream_find_locked(struct mam_pool *pool, struct context_stream named) {
   lock_held(&pool->lock);
   struct pool_stream *stream;
   SLIST_FOREACH(stream, &pool->streams, link) {
     if (context_stream_same(stream->stream, named))
-      break;
+      return &stream->waiting;
   }
-  return stream;
+  return NULL;
 }
 
 /* The stream's list, made if there is none; NULL if the host has no memory: then the free is a plain one. */
 static struct waiting_stream *stream_list_locked(struct mam_pool *pool, struct context_stream named) {
   lock_held(&pool->lock);
-  struct pool_stream *stream = pool_stream_find_locked(pool, named), *idle;
-  if (stream == NULL) {
-    SLIST_FOREACH(idle, &pool->streams, link) {
-      if (waiting_stream_empty(&idle->waiting))
-        stream = idle;
-    }
-    if (stream == NULL && (stream = malloc(sizeof *stream)) != NULL) {
-      waiting_stream_init(&stream->waiting);
-      SLIST_INSERT_HEAD(&pool->streams, stream, link);
-    }
-    if (stream != NULL)
-      stream->stream = named;
+  struct waiting_stream *waiting = pool_stream_find_locked(pool, named);
+  struct pool_stream *stream = NULL, *idle;
+  if (waiting != NULL)
+    return waiting;
+  SLIST_FOREACH(idle, &pool->streams, link) {
+    if (waiting_stream_empty(&idle->waiting))
+      stream = idle;
   }
-  return stream != NULL ? &stream->waiting : NULL;
+  if (stream == NULL && (stream = malloc(sizeof *stream)) != NULL) {
+    waiting_stream_init(&stream->waiting);
+    SLIST_INSERT_HEAD(&pool->streams, stream, link);
+  }
+  if (stream == NULL)
+    return NULL;
+  stream->stream = named;
+  return &stream->waiting;
 }
 
 /* Gives a used segment back by a rule of reuse. */

@@ -54,16 +54,14 @@ static bool chunk_enter_locked(struct mam_pool *pool, struct pool_chunk *chunk, 
 static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t bytes, size_t least, bool reserved) {
   struct mam_pool *other;
   struct pool_chunk *chunk = chunk_new(base, bytes, reserved);
-  if (chunk == NULL)
-    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a chunk");
-  enum chunk_map_result result;
-  while ((result = chunk_map_add(base, bytes, pool, &other)) == CHUNK_MAP_OVERLAP && other != pool)
+  enum chunk_map_result result = CHUNK_MAP_NO_MEMORY;
+  while (chunk != NULL && (result = chunk_map_add(base, bytes, pool, &other)) == CHUNK_MAP_OVERLAP && other != pool)
     pool_abandon(other, base, bytes);
   if (result != CHUNK_MAP_OK) {
     free(chunk);
-    if (result == CHUNK_MAP_NO_MEMORY)
-      return error_set(cudaErrorMemoryAllocation, "the host has no memory for a chunk");
-    return error_set(cudaErrorUnknown, "the source gave the memory at %p twice", (void *)base);
+    return result == CHUNK_MAP_NO_MEMORY
+               ? error_set(cudaErrorMemoryAllocation, "the host has no memory for a chunk")
+               : error_set(cudaErrorUnknown, "the source gave the memory at %p twice", (void *)base);
   }
   pool_lock(pool);
   bool entered = chunk_enter_locked(pool, chunk, least);

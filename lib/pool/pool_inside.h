@@ -321,6 +321,6 @@ static inline void pool_class_count_locked(struct mam_pool *pool, size_t bytes, 
 }
 
 /* What was freed on a stream; NULL if nothing was. */
-struct pool_stream *pool_stream_find_locked(struct mam_pool *pool, struct context_stream named);
+struct waiting_stream *pool_stream_find_locked(struct mam_pool *pool, struct context_stream named);
 
 #endif

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /* Opening a pool, and forks. */
+#include <string.h>
+
 #include "base/error.h"
 #include "pool/chunk_map.h"
 #include "pool/pool_inside.h"
@@ -16,25 +18,18 @@ static size_t rest_most_bytes(const struct mam_pool *pool) {
 
 /* Sets the fields of a pool that was taken from the list, before its first chunk. */
 static void pool_reset(struct mam_pool *pool, const struct pool_config *config, const struct source *source) {
+  const size_t begin = offsetof(struct mam_pool, unfenced_epoch);
   pool_lock(pool);
   pool->config = *config;
   pool->config.chunk_bytes = whole_units(config->chunk_bytes);
   pool->config.limit_bytes = whole_units(config->limit_bytes);
   pool->source = *source;
   pool->generation++;
-  pool->freed_since = 0;
-  pool->collected_epoch = pool->unfenced_epoch = 0;
+  memset((char *)pool + begin, 0, offsetof(struct mam_pool, frozen_for_fork) - begin);
   pool->ticket_next = 1;
-  pool->looks = pool->vain_looks = 0;
   for (unsigned i = 0; i < POOL_SMALL_SIZES; i++)
     atomic_store_explicit(&pool->live_by_size[i], 0, memory_order_relaxed); /* relaxed: a hint */
   pool->limit_bytes = SIZE_MAX;
-  pool->held_bytes = pool->moved_bytes = pool->live_most_bytes = pool->live_last_bytes = pool->taken_bytes =
-      pool->left_bytes = pool->speed_bytes = pool->rush_bytes = pool->wanted_bytes = pool->refused_bytes =
-          pool->requested_bytes = pool->span_count = pool->peak_taken_bytes = pool->peak_reserved_bytes = 0;
-  pool->malloc_count = pool->free_call_count = pool->failure_count = pool->synchronize_count = 0;
-  pool->stream_hit_count = pool->source_call_count = 0;
-  pool->source_said[0] = '\0';
   /* relaxed, both: as where they are read; the last pool's */
   atomic_store_explicit(&pool->crowded, false, memory_order_relaxed);
   atomic_store_explicit(&pool->grown, false, memory_order_relaxed);

@@ -36,12 +36,9 @@ bool segment_nodes_add(struct segment_set *set) {
 }
 
 void segment_set_init(struct segment_set *set) {
-  memset(set, 0, sizeof *set); /* an empty tree is NULL */
+  memset(set, 0, sizeof *set); /* an empty tree is NULL, and so is an empty list without an end */
   set->cuts_bytes = SIZE_MAX;
-  RB_INIT(&set->by_address);
   TAILQ_INIT(&set->waiting);
-  LIST_INIT(&set->unmapped);
-  SLIST_INIT(&set->spares);
 }
 
 void segment_set_clear(struct segment_set *set) {
