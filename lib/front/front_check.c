@@ -104,14 +104,15 @@ static void check_magazine(struct check *check, const struct magazine *magazine,
 
 static void check_lanes(struct check *check, const struct front *front, unsigned class) {
   for (const struct lane *lane = front->lanes; lane < front->lanes + LANES; lane++) {
-    expect(check, lane->mark != LANE_NONE || (lane->loaded[class] == NULL && lane->second[class] == NULL),
+    struct batch *const *batches = lane->batches.of_class[class];
+    expect(check, lane->mark != LANE_NONE || (batches[0] == NULL && batches[1] == NULL),
            "a lane without a stream has blocks");
     expect(check, lane->mark <= front->lane_marks, "a lane has a mark that was never given");
     for (const struct lane *other = front->lanes; other < lane && lane->mark != LANE_NONE; other++)
       expect(check, other->mark != lane->mark && !context_stream_same(other->stream, lane->stream),
              "two lanes have one stream");
-    check_batch(check, lane->loaded[class], class);
-    check_batch(check, lane->second[class], class);
+    check_batch(check, batches[0], class);
+    check_batch(check, batches[1], class);
   }
 }
 

@@ -70,12 +70,16 @@ static cudaError_t slab_freed(const struct freeing *one) {
   return one->freed == FRONT_FREED_NOT ? pool_refuse_free(one->address, freed_before) : cudaSuccess;
 }
 
-/* A small block that the magazine had no room for. */
-static cudaError_t small_free_slow(struct freeing *one) {
-  do /* again if others collected what was made room with */
-    if (!magazine_make_room(one->front, one->pool, one->slab->class))
+/* A small block that the magazine may have no room for, or the lane: again if others collected what was made room with.
+ */
+static cudaError_t small_free(struct freeing *one, struct lane *lane) {
+  unsigned class = one->slab->class;
+  while ((one->freed = front_free_small(one->front, one->slab, one->address, lane)) == FRONT_FREED_NO_ROOM) {
+    bool room = lane != NULL ? lane_make_room(one->front, one->pool, lane, class)
+                             : magazine_make_room(one->front, one->pool, class);
+    if (!room)
       return no_memory(one);
-  while ((one->freed = front_free_small(one->front, one->slab, one->address)) == FRONT_FREED_NO_ROOM);
+  }
   return slab_freed(one);
 }
 
@@ -129,13 +133,9 @@ static cudaError_t free_on(struct freeing *one, const struct front_stream *strea
   cudaError_t error = pool_accompany(one->pool, stream->name);
   if (error != cudaSuccess)
     return error;
-  if (one->slab != NULL) {
-    while ((one->freed = front_free_small_on(one->front, one->slab, one->address, lane)) == FRONT_FREED_NO_ROOM)
-      if (!lane_make_room(one->front, one->pool, lane, one->slab->class))
-        return no_memory(one);
-    return slab_freed(one);
-  }
-  one->freed = front_free_large_on(one->front, one->address, lane);
+  if (one->slab != NULL)
+    return small_free(one, lane);
+  one->freed = front_free_large(one->front, one->address, lane);
   const struct pool_rule rule = {.reuse = MAM_REUSE_STREAM, .stream = lane->stream};
   return one->freed == FRONT_FREED_NOT ? large_free(one, &rule) : cudaSuccess;
 }
@@ -143,8 +143,8 @@ static cudaError_t free_on(struct freeing *one, const struct front_stream *strea
 /* On a stream, by a rule, or, if both are NULL, plainly. */
 static cudaError_t free_by_front(struct freeing *one, const struct pool_rule *rule, const struct front_stream *stream) {
   if (rule == NULL && stream == NULL) {
-    one->freed = one->slab != NULL ? front_free_small(one->front, one->slab, one->address)
-                                   : front_free_large(one->front, one->address);
+    one->freed = one->slab != NULL ? front_free_small(one->front, one->slab, one->address, NULL)
+                                   : front_free_large(one->front, one->address, NULL);
     if (one->freed <= FRONT_FREED_ZERO)
       return cudaSuccess;
   }
@@ -158,7 +158,7 @@ static cudaError_t free_by_front(struct freeing *one, const struct pool_rule *ru
   else if (stream != NULL)
     error = free_on(one, stream);
   else
-    error = rule != NULL ? small_free_alone(one, rule->reuse == MAM_REUSE_IMMEDIATE) : small_free_slow(one);
+    error = rule != NULL ? small_free_alone(one, rule->reuse == MAM_REUSE_IMMEDIATE) : small_free(one, NULL);
   pool_exit(one->pool);
   return error;
 }

@@ -283,14 +283,10 @@ uintptr_t front_pop_small(struct front *front, unsigned class, size_t size, stru
 /* A block from what the front has at hand, whatever it is; 0 if it has none that may be used. */
 uintptr_t front_pop(struct front *front, size_t size, const void *site, const void *tag, struct lane *lane);
 
-/* A free of a block of a slab, with room made by means of the magazine alone if need be; and of another block.  The
- * thread is not inside. */
-enum front_freed front_free_small(struct front *front, struct slab *slab, uintptr_t address);
-enum front_freed front_free_large(struct front *front, uintptr_t address);
-
-/* The same for a free on the lane's stream, which does by itself what the quick one does not. */
-enum front_freed front_free_small_on(struct front *front, struct slab *slab, uintptr_t address, struct lane *lane);
-enum front_freed front_free_large_on(struct front *front, uintptr_t address, struct lane *lane);
+/* A free of a block of a slab, with room made by means of the magazine alone if need be; and of another block.  lane:
+ * of the stream that the free is on, whose batches are the room then; NULL: on none.  The thread is not inside. */
+enum front_freed front_free_small(struct front *front, struct slab *slab, uintptr_t address, struct lane *lane);
+enum front_freed front_free_large(struct front *front, uintptr_t address, struct lane *lane);
 
 /* ---- front_small.c: small blocks, the slow way ---- */
 

@@ -4,14 +4,7 @@
  */
 #include "front/front_inside.h"
 
-/* Takes all batches out of a lane.  The thread is inside. */
-static void lane_take(struct lane *lane, struct batch *batches[2 * SLAB_CLASSES]) {
-  for (unsigned i = 0; i < SLAB_CLASSES; i++) {
-    batches[2 * i] = lane->loaded[i];
-    batches[2 * i + 1] = lane->second[i];
-    lane->loaded[i] = lane->second[i] = NULL;
-  }
-}
+static const struct lane_batches no_batches;
 
 /* Sends a batch that has left a lane to its depot.  The epoch is the present one, also in a pool by the immediate rule:
  * that is for plain frees. */
@@ -21,18 +14,16 @@ static void lane_batch_rest(struct mam_pool *pool, unsigned class, struct batch 
   slab_rest(pool, &pool->fronts->depots[class], batch, stream);
 }
 
-static void lane_batches_rest(struct mam_pool *pool, struct batch *const batches[2 * SLAB_CLASSES],
-                              struct context_stream stream) {
+static void lane_batches_rest(struct mam_pool *pool, const struct lane_batches *batches, struct context_stream stream) {
   for (unsigned i = 0; i < 2 * SLAB_CLASSES; i++)
-    lane_batch_rest(pool, i / 2, batches[i], stream);
+    lane_batch_rest(pool, i / 2, batches->of_class[i / 2][i % 2], stream);
 }
 
 void lanes_empty(struct front *front) {
-  struct batch *batches[2 * SLAB_CLASSES];
   for (struct lane *lane = front->lanes; lane < front->lanes + LANES; lane++)
     if (lane->mark != LANE_NONE) {
-      lane_take(lane, batches);
-      lane_batches_rest(front->pool, batches, lane->stream);
+      lane_batches_rest(front->pool, &lane->batches, lane->stream);
+      lane->batches = no_batches;
     }
 }
 
@@ -47,18 +38,20 @@ static struct lane *lane_find(struct front *front, struct context_stream stream)
 
 /* Makes the lane another stream's.  If the pool has ended, so have the lane's blocks. */
 static void lane_name(struct front *front, struct mam_pool *pool, struct lane *lane, struct context_stream stream) {
-  struct batch *batches[2 * SLAB_CLASSES] = {NULL};
+  struct lane_batches batches = no_batches;
   struct context_stream before = lane->stream;
   bool enters = pool_enter(pool, POOL_ANY_ID) == cudaSuccess;
   biased_enter(&front->lock);
-  if (enters && front->pool == pool)
-    lane_take(lane, batches);
+  if (enters && front->pool == pool) {
+    batches = lane->batches;
+    lane->batches = no_batches;
+  }
   lane->stream = stream;
   lane->mark = ++front->lane_marks;
   lane->handle = NULL;
   lane->quick = false;
   biased_leave(&front->lock);
-  lane_batches_rest(pool, batches, before);
+  lane_batches_rest(pool, &batches, before);
   if (enters)
     pool_exit(pool);
 }

@@ -8,13 +8,17 @@
 
 uintptr_t front_pop_small(struct front *front, unsigned class, size_t size, struct lane *lane) {
   struct magazine *magazine = &front->magazines[class];
-  uintptr_t address = lane != NULL ? lane_pop(lane, magazine, class, size) : 0;
-  front->stream_hits.small += address != 0;
-  if (address == 0 && (magazine->loaded->count > 0 || magazine_wake(magazine, front->reuse)))
-    address = magazine_pop(magazine, class, size);
-  if (address != 0)
-    front_count(front, slab_class_bytes(class));
-  return address;
+  struct batch *from = lane != NULL ? lane_loaded(lane, class) : &magazine_nothing;
+  if (from->count > 0) {
+    magazine->loaded_blocks++; /* as if it came to the magazine and left at once */
+    front->stream_hits.small++;
+  } else if (magazine->loaded->count > 0 || magazine_wake(magazine, front->reuse)) {
+    from = magazine->loaded;
+  } else {
+    return 0;
+  }
+  front_count(front, slab_class_bytes(class));
+  return magazine_pop(magazine, from, class, size);
 }
 
 /* What goes out on its own stream at once does not wait for a fence. */
@@ -129,14 +133,14 @@ static __attribute__((noinline)) bool magazine_renew_filling(struct front *front
   return magazine_open(magazine);
 }
 
-enum front_freed front_free_small(struct front *front, struct slab *slab, uintptr_t address) {
+enum front_freed front_free_small(struct front *front, struct slab *slab, uintptr_t address, struct lane *lane) {
   biased_enter(&front->lock);
   bool late = front_is_late();
-  enum front_freed freed = late ? FRONT_FREED_NOT : free_small(front, slab, address, false);
-  if (freed == FRONT_FREED_NO_ROOM) {
+  enum front_freed freed = late ? FRONT_FREED_NOT : free_small(front, slab, address, false, lane);
+  if (freed == FRONT_FREED_NO_ROOM && lane == NULL) {
     unsigned class = slab->class;
     if (magazine_renew_filling(front, &front->magazines[class], class))
-      freed = free_small(front, slab, address, false);
+      freed = free_small(front, slab, address, false, NULL);
   }
   biased_leave(&front->lock);
   if (front_at_hand != NULL && !late) /* a slow free does it at its end */
@@ -173,63 +177,28 @@ enum front_freed front_free_large_elsewhere(struct front *front, const struct fr
   return freed;
 }
 
-enum front_freed front_free_large_unknown(struct front *front, uintptr_t address) {
+enum front_freed front_free_large_unknown(struct front *front, uintptr_t address, struct lane *lane) {
   biased_leave(&front->lock);
   struct slab *slab = page_map_find(address);
-  return slab != NULL ? front_free_small(front, slab, address) : FRONT_FREED_NOT;
+  return slab != NULL ? front_free_small(front, slab, address, lane) : FRONT_FREED_NOT;
 }
 
-enum front_freed front_free_large_not(struct front *front) {
-  biased_leave(&front->lock);
-  return FRONT_FREED_NOT;
-}
-
-enum front_freed front_free_large_lookup(struct front *front, uintptr_t address) {
+enum front_freed front_free_large_lookup(struct front *front, uintptr_t address, struct lane *lane) {
   struct owned *places = owned_pair(front->owned, address), *owned = owned_find(places, address);
-  return owned != NULL ? free_large_at(front, address, places, owned, LANE_NONE)
-                       : front_free_large_unknown(front, address);
-}
-
-enum front_freed front_free_large(struct front *front, uintptr_t address) {
-  biased_enter(&front->lock);
-  if (front_is_late())
-    return front_free_large_not(front);
-  enum front_freed freed = free_large(front, address);
-  if (front_at_hand != NULL) /* as in front_free_small */
-    front_heed_if_hindered(front);
-  return freed;
-}
-
-/* ---- On a stream ---- */
-
-enum front_freed front_free_small_on(struct front *front, struct slab *slab, uintptr_t address, struct lane *lane) {
-  enum front_freed freed = FRONT_FREED_NOT;
-  biased_enter(&front->lock);
-  /* acquire: as in free_small */
-  struct mam_pool *pool = atomic_load_explicit(&slab->pool, memory_order_acquire);
-  uint32_t index = pool != NULL && pool == front->pool && !front_is_late() ? slab_index(slab, address) : UINT32_MAX;
-  unsigned class = slab->class;
-  struct magazine *magazine = &front->magazines[class];
-  if (index != UINT32_MAX && !lane_opens(lane, class)) {
-    freed = FRONT_FREED_NO_ROOM;
-  } else if (index != UINT32_MAX && magazine_claim(magazine, front->alone, slab_live(slab, index))) {
-    lane_push(lane, magazine, class, (struct slab_block){address, slab_live(slab, index)});
-    freed = freed_count(front, slab_class_bytes(class));
-  }
-  biased_leave(&front->lock);
-  return freed;
+  return owned != NULL ? free_large_at(front, address, places, owned, lane)
+                       : front_free_large_unknown(front, address, lane);
 }
 
 /* By the immediate rule a shelf's blocks have no epoch, so the pool takes what is freed on a stream. */
-enum front_freed front_free_large_on(struct front *front, uintptr_t address, struct lane *lane) {
+enum front_freed front_free_large(struct front *front, uintptr_t address, struct lane *lane) {
   biased_enter(&front->lock);
-  struct owned *places = front->last_places, *owned = places;
-  if (owned->address != address || owned->ticket == OWNED_FREED) {
-    places = owned_pair(front->owned, address);
-    owned = owned_find(places, address);
+  if (front_is_late()) {
+    biased_leave(&front->lock);
+    return FRONT_FREED_NOT;
   }
-  if (owned == NULL || front->immediate || front_is_late())
-    return front_free_large_not(front);
-  front->keeps_of_streams = true;
-  return free_large_at(front, address, places, owned, lane->mark);
+  enum front_freed freed = lane != NULL && front->immediate ? front_free_large_unknown(front, address, lane)
+                                                            : free_large(front, address, lane);
+  if (front_at_hand != NULL) /* as in front_free_small */
+    front_heed_if_hindered(front);
+  return freed;
 }

@@ -28,12 +28,10 @@ uintptr_t front_malloc_coarse(struct front *front, size_t size, const void *site
 enum front_freed front_free_large_elsewhere(struct front *front, const struct freed_block *freed_one);
 
 /* No block that the thread owns.  It may be the first block of a slab: see front_free_quick. */
-enum front_freed front_free_large_unknown(struct front *front, uintptr_t address);
-/* The same of a free on a stream, which knows that it is none of a slab. */
-enum front_freed front_free_large_not(struct front *front);
+enum front_freed front_free_large_unknown(struct front *front, uintptr_t address, struct lane *lane);
 
 /* Not the block that a shelf served last. */
-enum front_freed front_free_large_lookup(struct front *front, uintptr_t address);
+enum front_freed front_free_large_lookup(struct front *front, uintptr_t address, struct lane *lane);
 
 /* ---- Malloc ---- */
 
@@ -76,7 +74,7 @@ static inline __attribute__((always_inline)) uintptr_t malloc_small(struct front
   struct magazine *magazine = &front->magazines[class];
   if (__builtin_expect(magazine->loaded->count == 0, false))
     return front_malloc_reenter(size, site, front->default_id);
-  uintptr_t address = magazine_pop(magazine, class, size);
+  uintptr_t address = magazine_pop(magazine, magazine->loaded, class, size);
   front_count(front, slab_class_bytes(class));
   biased_leave(&front->lock);
   return address;
@@ -112,7 +110,7 @@ static inline __attribute__((always_inline)) uintptr_t front_malloc_quick(struct
   return front_malloc_coarse(front, size, site);
 }
 
-/* ---- Free ---- */
+/* ---- Free; lane: of the stream that it is on, NULL if on none ---- */
 
 /* The pool's last block seems to be freed, and the pool reports that. */
 static inline enum front_freed freed_zero(struct front *front) {
@@ -131,8 +129,8 @@ static inline enum front_freed freed_count(struct front *front, size_t bytes) {
 }
 
 /* quick: what the immediate rule does is left to front_free_small, as if there were no room. */
-static inline __attribute__((always_inline)) enum front_freed free_small(struct front *front, struct slab *slab,
-                                                                         uintptr_t address, bool quick) {
+static inline __attribute__((always_inline)) enum front_freed
+free_small(struct front *front, struct slab *slab, uintptr_t address, bool quick, struct lane *lane) {
   /* acquire: the slab as carved; pairs with the release in slab_add.  While it is this pool's, it stays: a slab goes
    * back only without a live block, and if the block is none, the index or the claim says so, however long the thread
    * is held up before it (slab.h).  If neither slab nor front has a pool, the quick one finds no room and the other
@@ -144,13 +142,15 @@ static inline __attribute__((always_inline)) enum front_freed free_small(struct 
   if (index == UINT32_MAX)
     return FRONT_FREED_NOT;
   struct magazine *magazine = &front->magazines[slab->class];
-  struct batch *to = magazine->filling;
+  struct batch *to = lane == NULL ? magazine->filling : lane_filling(lane, slab->class);
   if (__builtin_expect(to->count >= SLAB_BATCH || (quick && front->immediate), false))
     return FRONT_FREED_NO_ROOM;
   _Atomic uint8_t *live = slab_live(slab, index);
   if (!magazine_claim(magazine, front->alone, live))
     return FRONT_FREED_NOT;
-  if (!quick && front->immediate)
+  if (lane != NULL)
+    magazine->filled_blocks++;
+  else if (!quick && front->immediate)
     to = magazine_free_at_once(magazine);
   to->blocks[to->count++] = (struct slab_block){address, live};
   return freed_count(front, slab_class_bytes(slab->class));
@@ -159,16 +159,18 @@ static inline __attribute__((always_inline)) enum front_freed free_small(struct 
 /* A block that the thread owns is freed, and the front keeps it.  Without fences, which frees would wait for, none is.
  */
 static inline __attribute__((always_inline)) enum front_freed
-free_large_at(struct front *front, uintptr_t address, struct owned *places, struct owned *owned, uint64_t lane) {
+free_large_at(struct front *front, uintptr_t address, struct owned *places, struct owned *owned, struct lane *lane) {
   struct segment *segment = owned->segment;
   struct shelf *shelf = owned->shelf;
   uint64_t ticket = owned->ticket, epoch = front_stamp(front);
   owned->ticket = OWNED_FREED;
   if (!claim_ticket(front->alone, &segment->ticket, ticket)) /* pool_free will say so */
-    return lane == 0 ? front_free_large_unknown(front, address) : front_free_large_not(front);
+    return front_free_large_unknown(front, address, lane);
   size_t bytes = segment->bytes; /* from here on the segment is this thread's */
   struct freed_block *block = shelf->next;
-  segment->as.used.site = (const void *)(uintptr_t)lane;
+  segment->as.used.site = (const void *)(uintptr_t)lane_mark(lane);
+  if (lane != NULL)
+    front->keeps_of_streams = true;
   ring_write(block, segment, address, epoch, places); /* there is always a place for one; it may not count */
   front->unfenced_left -= (int64_t)bytes;
   if (__builtin_expect(front->unfenced_left < 0 || !shelf_takes(shelf, segment, bytes), false))
@@ -182,11 +184,12 @@ free_large_at(struct front *front, uintptr_t address, struct owned *places, stru
   return freed;
 }
 
-static inline __attribute__((always_inline)) enum front_freed free_large(struct front *front, uintptr_t address) {
+static inline __attribute__((always_inline)) enum front_freed free_large(struct front *front, uintptr_t address,
+                                                                         struct lane *lane) {
   struct owned *places = front->last_places;
   if (__builtin_expect(places->address != address, false)) /* if it was freed, its claim fails */
-    return front_free_large_lookup(front, address);
-  return free_large_at(front, address, places, places, 0);
+    return front_free_large_lookup(front, address, lane);
+  return free_large_at(front, address, places, places, lane);
 }
 
 /* A free by the thread's last front alone. */
@@ -196,13 +199,13 @@ static inline __attribute__((always_inline)) enum front_freed front_free_quick(s
   /* Mostly a large block: their pages lie far apart, and asking the map about each costs more than all the rest. */
   struct slab *slab = address % SLAB_BYTES != 0 ? page_map_find(address) : NULL;
   if (slab == NULL)
-    return __builtin_expect(biased_try(&front->lock), true) ? free_large(front, address)
-                                                            : front_free_large(front, address);
+    return __builtin_expect(biased_try(&front->lock), true) ? free_large(front, address, NULL)
+                                                            : front_free_large(front, address, NULL);
   enum front_freed freed = FRONT_FREED_NO_ROOM;
   if (__builtin_expect(biased_try(&front->lock), true))
-    freed = free_small(front, slab, address, true);
+    freed = free_small(front, slab, address, true, NULL);
   biased_leave(&front->lock);
-  return __builtin_expect(freed == FRONT_FREED_NO_ROOM, false) ? front_free_small(front, slab, address) : freed;
+  return __builtin_expect(freed == FRONT_FREED_NO_ROOM, false) ? front_free_small(front, slab, address, NULL) : freed;
 }
 
 /* ---- On a stream ---- */
@@ -244,12 +247,8 @@ static inline enum front_freed front_free_on_quick(struct front *front, uintptr_
   if (lane == NULL)
     return FRONT_FREED_NOT;
   struct slab *slab = address % SLAB_BYTES != 0 ? page_map_find(address) : NULL; /* as in front_free_quick */
-  enum front_freed freed = slab != NULL ? front_free_small_on(front, slab, address, lane) : FRONT_FREED_NOT;
-  if (freed == FRONT_FREED_NOT) /* also where a slab once was */
-    freed = front_free_large_on(front, address, lane);
-  if (freed == FRONT_FREED_NOT && address % SLAB_BYTES == 0 && (slab = page_map_find(address)) != NULL)
-    freed = front_free_small_on(front, slab, address, lane);
-  return freed;
+  enum front_freed freed = slab != NULL ? front_free_small(front, slab, address, lane) : FRONT_FREED_NOT;
+  return freed == FRONT_FREED_NOT ? front_free_large(front, address, lane) : freed; /* also where a slab once was */
 }
 
 #endif

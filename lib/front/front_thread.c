@@ -254,12 +254,11 @@ bool front_is_mine(const struct front *front) {
 void front_detach(struct front *front) {
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_drop(&front->magazines[i]);
-  for (struct lane *lane = front->lanes; lane < front->lanes + LANES; lane++)
-    for (unsigned i = 0; i < SLAB_CLASSES; i++) {
-      free(lane->loaded[i]);
-      free(lane->second[i]);
-      lane->loaded[i] = lane->second[i] = NULL;
-    }
+  for (struct lane *lane = front->lanes; lane < front->lanes + LANES; lane++) {
+    for (unsigned i = 0; i < 2 * SLAB_CLASSES; i++)
+      free(lane->batches.of_class[i / 2][i % 2]);
+    lane->batches = (struct lane_batches){{{NULL}}};
+  }
   struct shelf *shelf;
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
     ring_empty(shelf);

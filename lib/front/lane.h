@@ -29,62 +29,51 @@ enum { LANES = 16 };
 /* No lane's mark. */
 enum { LANE_NONE = 0 };
 
+/* Two of each class; NULL: none. */
+struct lane_batches {
+  struct batch *of_class[SLAB_CLASSES][2];
+};
+
 struct lane {
   CUstream handle; /* by which the thread named the stream last */
   bool quick;      /* the handle may be asked about: the stream is of the pool's context and was not captured */
   struct context_stream stream;
   uint64_t mark; /* LANE_NONE: the lane has no stream */
-  struct batch *loaded[SLAB_CLASSES], *second[SLAB_CLASSES];
+  struct lane_batches batches;
 };
 
-static inline bool lane_has_room(const struct batch *batch) { return batch != NULL && batch->count < SLAB_BATCH; }
-static inline bool lane_has_block(const struct batch *batch) { return batch != NULL && batch->count > 0; }
-
-static inline void lane_swap(struct lane *lane, unsigned class) {
-  struct batch *loaded = lane->loaded[class];
-  lane->loaded[class] = lane->second[class];
-  lane->second[class] = loaded;
+/* Of the two batches of a class, a block that is freed comes to the first one that has room; magazine_no_room stands in
+ * if both are full. */
+static inline struct batch *lane_filling(const struct lane *lane, unsigned class) {
+  struct batch *const *batches = lane->batches.of_class[class];
+  for (unsigned i = 0; i < 2; i++)
+    if (batches[i] != NULL && batches[i]->count < SLAB_BATCH)
+      return batches[i];
+  return &magazine_no_room;
 }
 
-/* A block that was freed on the stream; 0 if there is none. */
-static inline uintptr_t lane_pop(struct lane *lane, struct magazine *magazine, unsigned class, size_t size) {
-  if (!lane_has_block(lane->loaded[class])) {
-    if (!lane_has_block(lane->second[class]))
-      return 0;
-    lane_swap(lane, class);
-  }
-  magazine->loaded_blocks++; /* as if it came to the magazine and left at once */
-  return magazine_pop_of(magazine, lane->loaded[class], class, size);
-}
-
-/* Whether a free on the stream has room. */
-static inline bool lane_opens(struct lane *lane, unsigned class) {
-  if (lane_has_room(lane->loaded[class]))
-    return true;
-  if (lane_has_room(lane->second[class]))
-    lane_swap(lane, class);
-  return lane_has_room(lane->loaded[class]);
+/* An allocation takes from the second one, if that has blocks; magazine_nothing if both are empty.  So the last one in
+ * is the first one out. */
+static inline struct batch *lane_loaded(const struct lane *lane, unsigned class) {
+  struct batch *first = lane->batches.of_class[class][0], *second = lane->batches.of_class[class][1];
+  if (second != NULL && second->count > 0)
+    return second;
+  return first != NULL ? first : &magazine_nothing;
 }
 
 /* How many blocks of a class are in the lane. */
 static inline size_t lane_blocks(const struct lane *lane, unsigned class) {
-  const struct batch *loaded = lane->loaded[class], *second = lane->second[class];
-  return (loaded != NULL ? loaded->count : 0) + (second != NULL ? second->count : 0);
+  const struct batch *first = lane->batches.of_class[class][0], *second = lane->batches.of_class[class][1];
+  return (first != NULL ? first->count : 0) + (second != NULL ? second->count : 0);
 }
 
-/* Where there is room; the block is claimed. */
-static inline void lane_push(struct lane *lane, struct magazine *magazine, unsigned class, struct slab_block block) {
-  struct batch *to = lane->loaded[class];
-  magazine->filled_blocks++;
-  to->blocks[to->count++] = block;
-}
-
-/* Takes a batch, empty or of the stream, as the one to allocate from and free to.  Returns the one that there is no
- * place for any more, or NULL. */
+/* Takes an empty batch where both are full, to free to, or one of the stream where both are empty, to allocate from.
+ * Returns the one that there is no place for any more, or NULL. */
 static inline struct batch *lane_load(struct lane *lane, unsigned class, struct batch *batch) {
-  struct batch *surplus = lane->second[class];
-  lane->second[class] = lane->loaded[class];
-  lane->loaded[class] = batch;
+  struct batch **batches = lane->batches.of_class[class], *surplus = batches[0];
+  batches[0] = batch->count > 0 ? batch : batches[1];
+  if (batch->count == 0)
+    batches[1] = batch;
   return surplus;
 }
 

@@ -116,9 +116,9 @@ static inline int64_t magazine_live(const struct magazine *magazine) {
   return (int64_t)(magazine_mallocs(magazine) - magazine_frees(magazine));
 }
 
-/* A block from a batch that is not empty. */
-static inline __attribute__((always_inline)) uintptr_t magazine_pop_of(struct magazine *magazine, struct batch *loaded,
-                                                                       unsigned class, size_t size) {
+/* A block from a batch that is not empty: the loaded one, or a lane's. */
+static inline __attribute__((always_inline)) uintptr_t magazine_pop(struct magazine *magazine, struct batch *loaded,
+                                                                    unsigned class, size_t size) {
   const struct slab_block *block = &loaded->blocks[--loaded->count];
   uint32_t code = slab_code(size, class);
   if (__builtin_expect(slab_exact != NULL, false))
@@ -127,11 +127,6 @@ static inline __attribute__((always_inline)) uintptr_t magazine_pop_of(struct ma
   /* relaxed: the block is this thread's alone; a thread that frees it gets the address after this */
   atomic_store_explicit(block->live, (uint8_t)code, memory_order_relaxed);
   return block->address;
-}
-
-static inline __attribute__((always_inline)) uintptr_t magazine_pop(struct magazine *magazine, unsigned class,
-                                                                    size_t size) {
-  return magazine_pop_of(magazine, magazine->loaded, class, size);
 }
 
 /* Takes a block out of the program's hands.  False if it was not there.  alone: see claim.h. */

@@ -321,15 +321,15 @@ START_TEST(what_is_wrong_about_a_lane_is_found) {
       ck_assert_int_eq(MAM_CudaFreeAsync(block, stream_of(i)), cudaSuccess);
     }
   struct lane *lanes = front_mine->lanes;
-  struct batch *batch = lanes[0].loaded[0];
+  struct batch *batch = lanes[0].batches.of_class[0][1];
   ck_assert_uint_eq(batch->count, 1);
   expect_sound();
-  lanes[1].second[0] = batch;
+  lanes[1].batches.of_class[0][0] = batch;
   expect_fault("a block is in two places");
-  lanes[1].second[0] = NULL;
-  lanes[0].loaded[0] = NULL;
+  lanes[1].batches.of_class[0][0] = NULL;
+  lanes[0].batches.of_class[0][1] = NULL;
   expect_fault("a block is in no place");
-  lanes[0].loaded[0] = batch;
+  lanes[0].batches.of_class[0][1] = batch;
   uint64_t mark = lanes[0].mark;
   lanes[0].mark = LANE_NONE;
   expect_fault("a lane without a stream has blocks");
