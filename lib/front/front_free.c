@@ -115,10 +115,9 @@ static cudaError_t large_free(struct freeing *one, const struct pool_rule *rule)
   struct front *front = one->front;
   biased_enter(&front->lock);
   bool attached = front->pool == one->pool; /* else the pool has ended, and the block with it */
-  uint64_t generation = front->generation;
   biased_leave(&front->lock);
   size_t bytes = 0;
-  cudaError_t error = attached ? pool_free_from(one->pool, generation, one->address, rule, &bytes)
+  cudaError_t error = attached ? pool_free_from(one->pool, front->generation, one->address, rule, &bytes)
                                : pool_refuse_free(one->address, false);
   biased_enter(&front->lock);
   if (bytes > 0)
@@ -165,7 +164,9 @@ static cudaError_t free_by_front(struct freeing *one, const struct pool_rule *ru
 
 /* Reports a lazy pool's emptying, once; or that it is to be watched. */
 static void report_zero(struct front *front, struct pool_emptied *emptied) {
-  struct mam_pool *pool = front->zero_pool;
+  struct mam_pool *pool = front_pool(front);
+  if (pool == NULL) /* it has ended */
+    return;
   if (pool_to_be_watched(pool)) { /* of several threads: this one's frees may be of what others allocate */
     *emptied = (struct pool_emptied){.pool = pool, .watch = true};
     return;
@@ -174,7 +175,7 @@ static void report_zero(struct front *front, struct pool_emptied *emptied) {
     return;
   fronts_freeze(pool);
   if (!fronts_in_use(pool->fronts))
-    pool_report_emptied(pool, front->zero_generation, emptied);
+    pool_report_emptied(pool, front->generation, emptied);
   fronts_thaw(pool);
   pool_exit(pool);
 }
@@ -182,14 +183,6 @@ static void report_zero(struct front *front, struct pool_emptied *emptied) {
 void front_zero(struct pool_emptied *emptied) {
   *emptied = (struct pool_emptied){0};
   report_zero(front_mine, emptied);
-}
-
-/* Whether the front is of the generation that the pool must be of. */
-static bool front_is_of(struct front *front, const struct freeing *one) {
-  biased_enter(&front->lock);
-  bool is_of = front->pool == one->pool && front->generation == one->generation;
-  biased_leave(&front->lock);
-  return is_of || one->generation == 0;
 }
 
 /* pool NULL: of whichever pool has the address. */
@@ -202,7 +195,7 @@ static cudaError_t free_of(uintptr_t address, struct mam_pool *pool, uint64_t ge
   if (pool != NULL && pool != one.pool)
     one.pool = NULL;
   cudaError_t error = one.pool != NULL ? front_get(one.pool, POOL_ANY_ID, &one.front) : cudaErrorInvalidValue;
-  if (error == cudaSuccess && !front_is_of(one.front, &one))
+  if (error == cudaSuccess && generation != 0 && generation != one.front->generation)
     error = cudaErrorInvalidValue;
   if (error == cudaSuccess) {
     front_hide(); /* the end of this records */
@@ -220,13 +213,8 @@ static cudaError_t free_of(uintptr_t address, struct mam_pool *pool, uint64_t ge
   return error;
 }
 
-static cudaError_t free_any(uintptr_t address, const struct pool_rule *rule, const struct front_stream *stream,
-                            struct pool_emptied *emptied) {
-  return free_of(address, NULL, 0, rule, stream, emptied);
-}
-
 cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
-  return free_any(address, NULL, NULL, emptied);
+  return free_of(address, NULL, 0, NULL, NULL, emptied);
 }
 
 cudaError_t front_free_of(struct mam_pool *pool, uint64_t generation, uintptr_t address, struct pool_emptied *emptied) {
@@ -234,9 +222,9 @@ cudaError_t front_free_of(struct mam_pool *pool, uint64_t generation, uintptr_t 
 }
 
 cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct pool_emptied *emptied) {
-  return free_any(address, &(struct pool_rule){.reuse = reuse}, NULL, emptied);
+  return free_of(address, NULL, 0, &(struct pool_rule){.reuse = reuse}, NULL, emptied);
 }
 
 cudaError_t front_free_on(uintptr_t address, const struct front_stream *stream, struct pool_emptied *emptied) {
-  return free_any(address, NULL, stream, emptied);
+  return free_of(address, NULL, 0, NULL, stream, emptied);
 }

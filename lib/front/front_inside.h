@@ -89,8 +89,9 @@ struct front {
   int64_t fence_bytes;   /* after one so many */
   uint64_t ticket_first; /* the pool's */
   struct front_numbers numbers;
-  bool allocates;      /* an allocation of the thread's is on its way: the pool is not to be taken for empty */
-  uint64_t generation; /* of the pool, as the next two */
+  bool allocates; /* an allocation of the thread's is on its way: the pool is not to be taken for empty */
+  uint64_t
+      generation; /* of the pool, as the next two; or of the last one: constant but for front_attach, by the owner */
   size_t alignment;
   bool no_slabs;
   struct magazine magazines[SLAB_CLASSES];
@@ -111,8 +112,6 @@ struct front {
   uint64_t unfenced_epoch;   /* the present one when unfenced_left was last set; both are the owner's, inside or not */
   struct front *next_of_thread; /* the thread's own */
   struct front *next_of_pool;   /* under the fronts' lock */
-  struct mam_pool *zero_pool;   /* whose last block the thread has freed, as it seems: the owner's, */
-  uint64_t zero_generation;     /* inside or not */
   bool orphan;                  /* its thread is gone; under the fronts' lock */
   void *memory;                 /* that it lies in */
 };
@@ -307,8 +306,7 @@ bool magazine_make_room(struct front *front, struct mam_pool *pool, unsigned cla
 
 /* What an allocation that the front could not serve found there, while it was inside. */
 struct miss {
-  struct mam_pool *pool;
-  uint64_t generation;
+  struct mam_pool *pool;     /* of the front's generation: the thread attaches its front to no other one meanwhile */
   size_t live_bytes;         /* of the pool, as far as the thread knows */
   bool live_exact;           /* it knows */
   struct shelf *shelf, *bin; /* for the size or the tag; bin: NULL if the thread has no use for it */
@@ -332,7 +330,8 @@ cudaError_t large_take_any(struct front *front, const struct front_request *requ
                            uintptr_t *address);
 
 /* What the pool is asked for. */
-struct pool_order large_order(const struct front_request *request, enum pool_effort effort, const struct miss *miss);
+struct pool_order large_order(const struct front *front, const struct front_request *request, enum pool_effort effort,
+                              const struct miss *miss);
 
 /* Takes what the pool handed out.  cudaErrorInvalidResourceHandle: the pool has ended since, and the block with it. */
 cudaError_t large_receive(struct front *front, const struct front_request *request, const struct pool_block *block,

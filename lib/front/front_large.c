@@ -23,12 +23,11 @@ static void shelf_return(struct front *front, struct shelf *shelf, unsigned most
   do {
     biased_enter(&front->lock);
     struct mam_pool *pool = front->pool;
-    uint64_t generation = front->generation;
     count = most < FRONT_GIVEN_MOST ? most : FRONT_GIVEN_MOST;
     count = pool != NULL ? shelf_clear(shelf, FRONT_EVERY_EPOCH, segments, &epoch, &lane, count) : 0;
     struct context_stream stream = count > 0 ? front_stream(front, lane) : no_stream;
     biased_leave(&front->lock);
-    pool_give(pool, generation, segments, count, stream.id != 0 ? FRONT_EVERY_EPOCH : epoch, stream);
+    pool_give(pool, front->generation, segments, count, stream.id != 0 ? FRONT_EVERY_EPOCH : epoch, stream);
     most -= count;
   } while (count > 0 && most > 0);
 }
@@ -109,7 +108,6 @@ void large_miss(struct front *front, const struct front_request *request, struct
   const struct freed_block *block = shelf->oldest;
   bool does = !shelf_is_empty(shelf) && shelf_is_for(shelf, bytes, tag) && block_fits(shelf, block, bytes);
   miss->pool = front->pool;
-  miss->generation = front->generation;
   miss->live_bytes = front_live_bytes(front);
   miss->live_exact = front->balance.slack == 0;
   miss->shelf = shelf;
@@ -198,9 +196,10 @@ static struct shelf *large_note(struct front *front, const struct pool_block *bl
   return clear;
 }
 
-struct pool_order large_order(const struct front_request *request, enum pool_effort effort, const struct miss *miss) {
+struct pool_order large_order(const struct front *front, const struct front_request *request, enum pool_effort effort,
+                              const struct miss *miss) {
   return (struct pool_order){.default_id = request->default_id,
-                             .generation = miss->generation,
+                             .generation = front->generation,
                              .size = request->size,
                              .site = request->site,
                              .tag = request->tag,
@@ -215,7 +214,7 @@ cudaError_t large_receive(struct front *front, const struct front_request *reque
   ring_make(front, miss->shelf, SHELF_BLOCKS);
   ring_make(front, miss->bin, BIN_BLOCKS);
   biased_enter(&front->lock);
-  bool attached = front->pool == miss->pool && front->generation == miss->generation;
+  bool attached = front->pool == miss->pool;
   bool deserted = crowd_count(front, block->contended);
   struct shelf *clear = attached ? large_note(front, block, request->tag) : NULL;
   if (attached)
@@ -233,7 +232,7 @@ cudaError_t large_receive(struct front *front, const struct front_request *reque
 static cudaError_t large_take(struct front *front, const struct front_request *request, enum pool_effort effort,
                               struct growth growth, struct miss *miss, uintptr_t *address) {
   struct pool_block block;
-  struct pool_order order = large_order(request, effort, miss);
+  struct pool_order order = large_order(front, request, effort, miss);
   order.growth_bytes = growth.bytes;
   order.growth_most_bytes = growth.most;
   cudaError_t error = pool_take(miss->pool, &order, &block);

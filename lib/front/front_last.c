@@ -66,7 +66,7 @@ static bool why_none(const struct mam_pool *pool, size_t size, struct search *se
  * end_ns, and not if that was in vain before. */
 static void search_held(struct front *front, const struct front_request *request, const struct miss *miss,
                         int64_t end_ns, struct search *search, uintptr_t *address) {
-  struct pool_order order = large_order(request, POOL_TAKE_LAST, miss);
+  struct pool_order order = large_order(front, request, POOL_TAKE_LAST, miss);
   struct fronts *fronts = miss->pool->fronts;
   *search = (struct search){.found = false};
   fronts_hold(miss->pool);
@@ -99,7 +99,7 @@ cudaError_t last_malloc(struct front *front, const struct front_request *request
     if (again) {
       wait_more(&wait);
     } else if (search.waits && waits > 0) {
-      cudaError_t error = pool_await_gpu(miss->pool, miss->generation, request->size);
+      cudaError_t error = pool_await_gpu(miss->pool, front->generation, request->size);
       if (error == cudaSuccess) /* other pools may have free memory now, too, and this one grows then */
         error = large_take_any(front, request, miss, address);
       again = error == (cudaError_t)CUDA_ERROR_NOT_READY;
@@ -109,5 +109,5 @@ cudaError_t last_malloc(struct front *front, const struct front_request *request
       waits--;
     }
   }
-  return pool_refuse(miss->pool, miss->generation, request->size);
+  return pool_refuse(miss->pool, front->generation, request->size);
 }

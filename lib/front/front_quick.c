@@ -162,7 +162,6 @@ enum front_freed front_free_large_elsewhere(struct front *front, const struct fr
   struct context_stream stream = front_stream(front, block_lane(freed_one));
   struct freed_block *block = place_elsewhere(front, segment->bytes, segment->as.used.tag);
   struct mam_pool *pool = front->pool;
-  uint64_t generation = front->generation;
   bool fence = front->unfenced_left < 0;
   if (block != NULL)
     *block = *freed_one;
@@ -171,7 +170,7 @@ enum front_freed front_free_large_elsewhere(struct front *front, const struct fr
   enum front_freed freed = freed_count(front, segment->bytes);
   biased_leave(&front->lock);
   if (block == NULL)
-    pool_give(pool, generation, &segment, 1, epoch, stream);
+    pool_give(pool, front->generation, &segment, 1, epoch, stream);
   if (fence)
     (void)reuse_reach(front->reuse, reuse_epoch(front->reuse));
   return freed;

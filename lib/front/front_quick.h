@@ -112,20 +112,13 @@ static inline __attribute__((always_inline)) uintptr_t front_malloc_quick(struct
 
 /* ---- Free; lane: of the stream that it is on, NULL if on none ---- */
 
-/* The pool's last block seems to be freed, and the pool reports that. */
-static inline enum front_freed freed_zero(struct front *front) {
-  front->zero_pool = front->pool;
-  front->zero_generation = front->generation;
-  return FRONT_FREED_ZERO;
-}
-
-/* Counts a free.  FRONT_FREED_ZERO if it seems to have been the pool's last block. */
+/* Counts a free.  FRONT_FREED_ZERO if it seems to have been the pool's last block, and the pool reports that. */
 static inline enum front_freed freed_count(struct front *front, size_t bytes) {
   if (balance_subtract(&front->balance, bytes))
     balance_share(&front->balance, &front->pool->fronts->live);
   /* relaxed: a hint, asked again under the pool's lock */
   bool zero = front->balance.bytes < 0 && atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed);
-  return __builtin_expect(zero, false) ? freed_zero(front) : FRONT_FREED;
+  return __builtin_expect(zero, false) ? FRONT_FREED_ZERO : FRONT_FREED;
 }
 
 /* quick: what the immediate rule does is left to front_free_small, as if there were no room. */

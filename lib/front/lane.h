@@ -42,18 +42,17 @@ struct lane {
   struct lane_batches batches;
 };
 
-/* Of the two batches of a class, a block that is freed comes to the first one that has room; magazine_no_room stands in
- * if both are full. */
+/* Of the two batches of a class, a block that is freed comes to the first one, if that has room.  If the answer is
+ * full, so are both. */
 static inline struct batch *lane_filling(const struct lane *lane, unsigned class) {
-  struct batch *const *batches = lane->batches.of_class[class];
-  for (unsigned i = 0; i < 2; i++)
-    if (batches[i] != NULL && batches[i]->count < SLAB_BATCH)
-      return batches[i];
-  return &magazine_no_room;
+  struct batch *first = lane->batches.of_class[class][0], *second = lane->batches.of_class[class][1];
+  if (first != NULL && first->count < SLAB_BATCH)
+    return first;
+  return second != NULL ? second : &magazine_no_room;
 }
 
-/* An allocation takes from the second one, if that has blocks; magazine_nothing if both are empty.  So the last one in
- * is the first one out. */
+/* An allocation takes from the second one, if that has blocks; so the last block in is the first one out.  If the
+ * answer is empty, so are both. */
 static inline struct batch *lane_loaded(const struct lane *lane, unsigned class) {
   struct batch *first = lane->batches.of_class[class][0], *second = lane->batches.of_class[class][1];
   if (second != NULL && second->count > 0)
