@@ -28,10 +28,10 @@ enum { BIN_CALM_BYTES = 64 << 20, BIN_CALM_SHARE = 1024, BIN_CALM_BLOCKS = 32 };
 enum { CROWD_STEP = 8, CROWD_ENOUGH = 64, CROWD_MOST = 256 };
 
 struct bins {
-  struct shelf ranges[BINS];
-  size_t calm_bytes; /* without a crowd, bins are for blocks of at most so many bytes */
-  bool crowded;      /* bins are for all blocks */
-  unsigned crowd;    /* the balance of allocations that met others at the pool's lock */
+  struct shelf *ranges; /* BINS shelves, constant */
+  size_t calm_bytes;    /* without a crowd, bins are for blocks of at most so many bytes */
+  bool crowded;         /* bins are for all blocks */
+  unsigned crowd;       /* the balance of allocations that met others at the pool's lock */
 };
 
 /* The bin whose range has the size; BINS or more if none has. */

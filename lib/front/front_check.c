@@ -162,7 +162,7 @@ static void check_small_sums(struct check *check) {
 
 static void check_fits(struct check *check, const struct front *front, const struct shelf *shelf,
                        const struct segment *segment) {
-  if (shelf >= front->bins.ranges && shelf < front->bins.ranges + BINS)
+  if (shelf >= front->bins.ranges)
     expect(check, bin_index(segment->bytes) == (size_t)(shelf - front->bins.ranges), "a block is in another's bin");
   else if (shelf->tag != NULL)
     expect(check, segment->as.used.tag == shelf->tag, "a block is on the shelf of another tag");
@@ -207,11 +207,10 @@ static void check_owned(struct check *check, struct front *front, const struct o
     return;
   }
   size_t pair = (size_t)(owned - front->owned) & ~(size_t)1;
-  bool on_shelf = owned->shelf >= front->shelves && owned->shelf < front->shelves + SHELVES;
-  bool in_bin = owned->shelf >= front->bins.ranges && owned->shelf < front->bins.ranges + BINS;
+  bool on_shelf = owned->shelf >= front->shelves && owned->shelf < front->shelves + FRONT_SHELVES;
   expect(check, owned_pair(front->owned, owned->address) == &front->owned[pair],
          "an owned block is in another's places");
-  expect(check, on_shelf || in_bin, "an owned block is for no shelf of its front");
+  expect(check, on_shelf, "an owned block is for no shelf of its front");
   if (owned->ticket != OWNED_FREED &&
       atomic_load_explicit(&owned->segment->ticket, memory_order_relaxed) == owned->ticket)
     expect(check, owned->segment->state == SEGMENT_USED && owned->segment->base == owned->address,
@@ -219,8 +218,7 @@ static void check_owned(struct check *check, struct front *front, const struct o
 }
 
 static void check_front_large(struct check *check, struct front *front) {
-  const struct shelf *shelf;
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+  for (const struct shelf *shelf = front->shelves; shelf < front->shelves + FRONT_SHELVES; shelf++)
     check_shelf(check, front, shelf);
   for (size_t i = 0; i < sizeof front->owned / sizeof front->owned[0]; i++)
     check_owned(check, front, &front->owned[i]);

@@ -11,10 +11,9 @@ enum { RECLAIM_MOST = 256 };
 
 static void shelves_empty(struct front *front, uint64_t passed) {
   struct segment *segments[FRONT_GIVEN_MOST];
-  struct shelf *shelf;
   uint64_t epoch = 0, lane;
   unsigned count;
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+  for (struct shelf *shelf = front->shelves; shelf < front->shelves + FRONT_SHELVES; shelf++)
     while ((count = shelf_clear(shelf, passed, segments, &epoch, &lane, FRONT_GIVEN_MOST)) > 0)
       pool_give(front->pool, front->generation, segments, count, epoch, front_stream(front, lane));
 }

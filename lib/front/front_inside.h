@@ -10,8 +10,8 @@
  *               |    resting      full batches, each with the epoch of its frees
  *               |    shells       empty batches
  *               |- owned          live large blocks that the thread allocated  owned.h
- *               |- shelves[32]    freed large blocks of one size or one tag    shelf.h
- *               |- bins[120]      freed large blocks of a range of sizes       bin.h
+ *               |- shelves[152]   the first 32: freed large blocks of one size or one tag; shelf.h
+ *               |                 the others, the bins: of a range of sizes                bin.h
  *               `- lanes[16]      small blocks that were freed on a stream     lane.h
  *   pool   -> fronts -> front of thread 1 -> front of thread 2 -> ...         (next_of_pool)
  *               `- depots[32]     batches and slabs of one size class, for all fronts   slab.h
@@ -57,6 +57,9 @@
 /* The last_size of a front without one: no shelf has it. */
 enum { FRONT_NO_SIZE = 1 };
 
+/* By size or tag, and then the bins. */
+enum { FRONT_SHELVES = SHELVES + BINS };
+
 /* Segments that go back to the pool in one hold of its lock. */
 enum { FRONT_GIVEN_MOST = 64 };
 
@@ -96,7 +99,7 @@ struct front {
   bool no_slabs;
   struct magazine magazines[SLAB_CLASSES];
   struct owned owned[1 << OWNED_BITS]; /* all 0 while there is no pool, or shelves_off */
-  struct shelf shelves[SHELVES];
+  struct shelf shelves[FRONT_SHELVES];
   struct bins bins;
   struct freed_block no_ring; /* of shelves that were never used */
   bool owns;                  /* owned has entries, or had some since there is a pool */
@@ -183,21 +186,8 @@ static inline size_t front_whole(const struct front *front, size_t size) {
   return (size + front->alignment - 1) & ~(front->alignment - 1);
 }
 
-/* How many bytes a shelf holds is no matter: they are collected where they are needed. */
-static inline bool shelf_has_room(const struct front *front, const struct shelf *shelf) {
-  return !shelf_is_full(shelf) && !front->shelves_off;
-}
-
 static inline bool front_serves(const struct front *front, const struct mam_pool *pool, uint64_t default_id) {
   return pool != NULL ? front->pool == pool : front->pool != NULL && front->default_id == default_id;
-}
-
-/* Whatever has freed large blocks, shelves and bins: the index-th, NULL after the last. */
-static inline struct shelf *shelf_at(struct front *front, unsigned index) {
-  if (index < SHELVES)
-    return &front->shelves[index];
-  index -= SHELVES;
-  return index < BINS ? &front->bins.ranges[index] : NULL;
 }
 
 /* ---- front_list.c: the fronts of a pool ---- */

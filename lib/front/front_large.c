@@ -14,41 +14,29 @@ enum { TIGHT_MOST = 16 };
 /* A growing pool grows by so much for a crowd. */
 enum { GROWTH_BYTES = 128 << 20 };
 
-/* Takes up to most of the oldest blocks off a shelf and puts them into the pool's trees.  What was freed on a stream
- * waits there for the stream, even if it has passed: beside what waits it fits together, and a fence soon frees all. */
-static void shelf_return(struct front *front, struct shelf *shelf, unsigned most) {
+/* Takes up to most of the oldest blocks off shelves, from one on until the end, and puts them into the pool's trees.
+ * What was freed on a stream waits there for the stream, even if it has passed: beside what waits it fits together, and
+ * a fence soon frees all. */
+static void shelves_return(struct front *front, struct shelf *shelf, const struct shelf *end, unsigned most) {
   struct segment *segments[FRONT_GIVEN_MOST];
   uint64_t epoch = 0, lane;
   unsigned count;
   do {
-    biased_enter(&front->lock);
+    biased_enter(&front->lock); /* another thread may be taking what the front keeps */
     struct mam_pool *pool = front->pool;
-    count = most < FRONT_GIVEN_MOST ? most : FRONT_GIVEN_MOST;
-    count = pool != NULL ? shelf_clear(shelf, FRONT_EVERY_EPOCH, segments, &epoch, &lane, count) : 0;
-    struct context_stream stream = count > 0 ? front_stream(front, lane) : no_stream;
+    while (shelf_is_empty(shelf) && shelf + 1 < end)
+      shelf++;
+    count = shelf_clear(shelf, FRONT_EVERY_EPOCH, segments, &epoch, &lane,
+                        most < FRONT_GIVEN_MOST ? most : FRONT_GIVEN_MOST);
+    struct context_stream stream = front_stream(front, lane);
     biased_leave(&front->lock);
     pool_give(pool, front->generation, segments, count, stream.id != 0 ? FRONT_EVERY_EPOCH : epoch, stream);
     most -= count;
   } while (count > 0 && most > 0);
 }
 
-/* The first shelf from *index on that has blocks; NULL if none has. */
-static struct shelf *shelf_with_blocks(struct front *front, unsigned *index) {
-  struct shelf *shelf;
-  biased_enter(&front->lock); /* another thread may be taking what the front keeps */
-  while ((shelf = shelf_at(front, *index)) != NULL && shelf_is_empty(shelf))
-    ++*index;
-  biased_leave(&front->lock);
-  return shelf;
-}
-
-/* All that the thread keeps goes to the pool.  There what was freed on a stream fits together, and serves the stream's
- * next allocations whatever their sizes. */
-static void kept_return(struct front *front) {
-  struct shelf *shelf;
-  for (unsigned i = 0; (shelf = shelf_with_blocks(front, &i)) != NULL; i++)
-    shelf_return(front, shelf, UINT_MAX);
-  front->keeps_of_streams = false;
+static void shelf_return(struct front *front, struct shelf *shelf, unsigned most) {
+  shelves_return(front, shelf, shelf + 1, most);
 }
 
 /* A tag's oldest block that does not fit goes back to the trees (the seed hands it to the driver). */
@@ -72,17 +60,6 @@ static bool pop_fenced(struct front *front, const struct front_request *request,
   return served;
 }
 
-/* The bytes of all freed large blocks of the front. */
-static size_t front_freed_bytes(struct front *front) {
-  const struct shelf *shelf;
-  size_t bytes = 0;
-  biased_enter(&front->lock);
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
-    bytes += shelf_bytes(shelf);
-  biased_leave(&front->lock);
-  return bytes;
-}
-
 /* The bytes of the pool's live blocks, but for what other threads have not published (balance.h).  The thread is
  * inside. */
 static size_t front_live_bytes(const struct front *front) {
@@ -96,7 +73,11 @@ static size_t front_live_bytes(const struct front *front) {
  * thread keeps are of no use to other threads. */
 static size_t spare_bytes(struct front *front, size_t bytes) {
   size_t most = bytes > SHELF_ENOUGH_BYTES / SHELF_ENOUGH_BLOCKS ? SHELF_ENOUGH_BLOCKS * bytes : SHELF_ENOUGH_BYTES;
-  size_t held = front_freed_bytes(front);
+  size_t held = 0;
+  biased_enter(&front->lock);
+  for (const struct shelf *shelf = front->shelves; shelf < front->shelves + FRONT_SHELVES; shelf++)
+    held += shelf_bytes(shelf);
+  biased_leave(&front->lock);
   return held < most ? most - held : 0;
 }
 
@@ -114,7 +95,7 @@ void large_miss(struct front *front, const struct front_request *request, struct
   miss->bin = index < BINS ? &front->bins.ranges[index] : NULL;
   miss->epoch = does ? block->epoch : 0;
   miss->shelf_blocks = does ? shelf_count(shelf) : 0;
-  miss->enough = (does && !shelf_has_room(front, shelf)) || shelf_has_enough(shelf, bytes);
+  miss->enough = (does && shelf_is_full(shelf)) || shelf_has_enough(shelf, bytes);
   const struct shelf *bin = bin_serving(&front->bins, bytes, LANE_NONE);
   miss->crowded = front->bins.crowded;
   miss->bin_epoch = bin != NULL ? bin->oldest->epoch : 0;
@@ -149,11 +130,6 @@ static bool crowd_count(struct front *front, bool contended) {
   bool was = front->bins.crowded;
   front->bins.crowded = !front->shelves_off && (front->bins.crowd >= CROWD_ENOUGH || (was && front->bins.crowd > 0));
   return was && !front->bins.crowded;
-}
-
-static void bins_return(struct front *front) {
-  for (unsigned i = 0; i < BINS; i++)
-    shelf_return(front, &front->bins.ranges[i], UINT_MAX);
 }
 
 /* How much a pool is to grow for the sake of speed. */
@@ -223,7 +199,7 @@ cudaError_t large_receive(struct front *front, const struct front_request *reque
   if (clear != NULL)
     shelf_return(front, clear, UINT_MAX);
   if (deserted)
-    bins_return(front);
+    shelves_return(front, front->bins.ranges, front->shelves + FRONT_SHELVES, UINT_MAX);
   *address = attached ? block->address : 0;
   return attached ? cudaSuccess : cudaErrorInvalidResourceHandle;
 }
@@ -257,10 +233,10 @@ static bool tight_for_long(struct front *front, const struct miss *miss) {
 /* The fullest of the thread's other shelves gives way to one that is tight: its blocks go to the pool.  False if none
  * holds more than the tight one: two sizes must not take from each other for ever. */
 static bool fullest_gives_way(struct front *front, const struct miss *miss) {
-  struct shelf *shelf, *fullest = NULL;
+  struct shelf *fullest = NULL;
   biased_enter(&front->lock);
   size_t most = shelf_bytes(miss->shelf);
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
+  for (struct shelf *shelf = front->shelves; shelf < front->shelves + FRONT_SHELVES; shelf++) {
     size_t bytes = shelf_bytes(shelf);
     if (bytes > most) {
       most = bytes;
@@ -275,8 +251,9 @@ static bool fullest_gives_way(struct front *front, const struct miss *miss) {
 
 /* A shelf that has enough blocks, or no room for more, serves first, if it can; then what is free in the pool; then the
  * shelf with a fence; and last the pool by all means it has.  On a stream, only a close fit is taken from the pool
- * before what the thread keeps has gone there.  In a crowd the pool grows before all means are tried: the last step
- * would collect what all threads hold, and that is what keeps them apart. */
+ * before what the thread keeps has gone there; there what was freed on the stream fits together, and serves whatever
+ * size.  In a crowd the pool grows before all means are tried: the last step would collect what all threads hold, and
+ * that is what keeps them apart. */
 cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                          uintptr_t *address) {
   static const struct growth no_growth;
@@ -287,7 +264,8 @@ cudaError_t large_malloc(struct front *front, const struct front_request *reques
   enum pool_effort effort = gathers ? POOL_TAKE_CLOSE : POOL_TAKE_FREE;
   cudaError_t error = large_take(front, request, effort, no_growth, miss, address);
   if (error == cudaErrorMemoryAllocation && gathers) {
-    kept_return(front);
+    shelves_return(front, front->shelves, front->shelves + FRONT_SHELVES, UINT_MAX);
+    front->keeps_of_streams = false;
     error = large_take(front, request, POOL_TAKE_FREE, no_growth, miss, address);
   }
   struct growth growth = no_growth;

@@ -106,8 +106,7 @@ void front_unlink(struct fronts *fronts, struct front *front) {
 }
 
 void front_free_memory(struct front *front) {
-  struct shelf *shelf;
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+  for (struct shelf *shelf = front->shelves; shelf < front->shelves + FRONT_SHELVES; shelf++)
     if (!ring_is_none(shelf))
       free(shelf->ring);
   free(front->memory);

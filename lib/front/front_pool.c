@@ -91,8 +91,7 @@ static void freed_block_add(const struct freed_block *block, uint64_t passed, st
 
 static void front_add_freed_blocks(struct front *front, struct pool_front_sum *sum) {
   uint64_t passed = reuse_passed(front->reuse);
-  const struct shelf *shelf;
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
+  for (const struct shelf *shelf = front->shelves; shelf < front->shelves + FRONT_SHELVES; shelf++) {
     struct freed_block *block = shelf->oldest;
     for (; block != shelf->next; block = ring_after(shelf, block))
       freed_block_add(block, passed, sum);
@@ -114,8 +113,7 @@ static void front_add_resting(const struct front *front, struct pool_front_sum *
 
 static size_t front_host_bytes(struct front *front) {
   size_t bytes = sizeof *front;
-  const struct shelf *shelf;
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+  for (const struct shelf *shelf = front->shelves; shelf < front->shelves + FRONT_SHELVES; shelf++)
     bytes += ring_is_none(shelf) ? 0 : (size_t)(shelf->end - shelf->ring) * sizeof *shelf->ring;
   return bytes;
 }

@@ -85,7 +85,7 @@ static uint64_t size_waits_for(struct front *front, size_t size) {
   const struct shelf *shelf = shelf_for(front->shelves, bytes, NULL);
   if (shelf_is_empty(shelf) || !shelf_is_for(shelf, bytes, NULL))
     return 0;
-  bool asks = !shelf_has_room(front, shelf) || shelf_has_enough(shelf, bytes);
+  bool asks = shelf_is_full(shelf) || shelf_has_enough(shelf, bytes);
   return asks ? shelf->oldest->epoch : 0;
 }
 
@@ -151,7 +151,7 @@ enum front_freed front_free_small(struct front *front, struct slab *slab, uintpt
 /* Room for a block that does not go back where it was from; NULL if there is none. */
 static struct freed_block *place_elsewhere(struct front *front, size_t bytes, const void *tag) {
   struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
-  if (!shelf_is_for(shelf, bytes, tag) || !shelf_has_room(front, shelf))
+  if (!shelf_is_for(shelf, bytes, tag) || shelf_is_full(shelf))
     shelf = bin_with_room(&front->bins, bytes);
   return shelf != NULL ? shelf_end(shelf) : NULL;
 }

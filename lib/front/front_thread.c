@@ -89,12 +89,12 @@ static struct front *front_new(void) {
     return NULL;
   uintptr_t aligned = ((uintptr_t)memory + _Alignof(struct front)) & ~(uintptr_t)(_Alignof(struct front) - 1);
   struct front *front = (struct front *)aligned;
-  struct shelf *shelf;
   front->memory = memory;
   front->default_id = FRONT_NO_DEFAULT_ID;
   front->last_places = front->owned;
   front->last_lane = front->lanes;
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+  front->bins.ranges = front->shelves + SHELVES;
+  for (struct shelf *shelf = front->shelves; shelf < front->shelves + FRONT_SHELVES; shelf++)
     ring_set(shelf, &front->no_ring, 1);
   return front;
 }
@@ -259,8 +259,7 @@ void front_detach(struct front *front) {
       free(lane->batches.of_class[i / 2][i % 2]);
     lane->batches = (struct lane_batches){{{NULL}}};
   }
-  struct shelf *shelf;
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+  for (struct shelf *shelf = front->shelves; shelf < front->shelves + FRONT_SHELVES; shelf++)
     ring_empty(shelf);
   if (front->owns)
     owned_clear(front->owned);
