@@ -30,12 +30,6 @@ void depot_init(struct depot *depot, pthread_mutex_t *lock) {
   atomic_init(&depot->slab_count, 0);
 }
 
-static void slab_count_add(struct depot *depot, int change) {
-  /* relaxed: written under the lock; a hint for threads that read it without */
-  unsigned count = atomic_load_explicit(&depot->slab_count, memory_order_relaxed);
-  atomic_store_explicit(&depot->slab_count, count + (unsigned)change, memory_order_relaxed);
-}
-
 /* ---- Batches ---- */
 
 /* An empty batch; NULL if the host has no memory. */
@@ -191,7 +185,8 @@ static void slab_leave_locked(struct depot *depot, struct slab *slab) {
   TAILQ_REMOVE(&depot->slabs, slab, link);
   /* release: nothing is read of it after this; a free that finds it gone answers that there is no such block */
   atomic_store_explicit(&slab->pool, NULL, memory_order_release);
-  slab_count_add(depot, -1);
+  /* relaxed: written under the lock; a hint for threads that read it without */
+  atomic_fetch_sub_explicit(&depot->slab_count, 1, memory_order_relaxed);
 }
 
 /* Puts a block back.  Returns its slab if all its blocks are in now: then it is no longer the depot's. */
@@ -325,7 +320,7 @@ static bool slab_add(struct mam_pool *pool, struct depot *depot, unsigned class)
   }
   mutex_lock(depot->lock);
   TAILQ_INSERT_HEAD(&depot->slabs, slab, link);
-  slab_count_add(depot, 1);
+  atomic_fetch_add_explicit(&depot->slab_count, 1, memory_order_relaxed); /* relaxed: as in slab_leave_locked */
   /* release: the carved slab; pairs with the acquire in free_small */
   atomic_store_explicit(&slab->pool, pool, memory_order_release);
   pthread_mutex_unlock(depot->lock);
@@ -340,23 +335,21 @@ static bool resting_passes(struct mam_pool *pool, struct depot *depot) {
   return epoch != UINT64_MAX && reuse_reach(pool->reuse, epoch);
 }
 
-static struct batch *refill(struct mam_pool *pool, struct depot *depot) {
-  mutex_lock(depot->lock);
-  struct batch *batch = refill_locked(pool, depot);
-  pthread_mutex_unlock(depot->lock);
-  return batch;
+/* The depot has nothing at hand. */
+static struct slab_missing missing_locked(const struct depot *depot, unsigned class) {
+  lock_held(depot->lock);
+  size_t blocks = slab_depot_bytes(depot) / SLAB_BYTES * (SLAB_BYTES / slab_class_bytes(class)), resting = 0;
+  for (const struct batch *batch = depot->first; batch != NULL; batch = batch->next)
+    resting += batch->count;
+  return (struct slab_missing){blocks - resting, resting};
 }
 
 struct batch *slab_refill_at_hand(struct mam_pool *pool, struct depot *depot, unsigned class,
                                   struct slab_missing *missing) {
   mutex_lock(depot->lock);
   struct batch *batch = refill_locked(pool, depot);
-  /* relaxed: under the lock */
-  size_t slabs = atomic_load_explicit(&depot->slab_count, memory_order_relaxed);
-  *missing = (struct slab_missing){slabs * (SLAB_BYTES / slab_class_bytes(class)), 0};
-  for (const struct batch *resting = depot->first; resting != NULL && batch == NULL; resting = resting->next)
-    missing->resting += resting->count;
-  missing->away -= missing->resting;
+  if (batch == NULL && missing != NULL)
+    *missing = missing_locked(depot, class);
   pthread_mutex_unlock(depot->lock);
   return batch;
 }
@@ -364,7 +357,7 @@ struct batch *slab_refill_at_hand(struct mam_pool *pool, struct depot *depot, un
 struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class) {
   struct batch *batch;
   bool waited = false;
-  while ((batch = refill(pool, depot)) == NULL) {
+  while ((batch = slab_refill_at_hand(pool, depot, class, NULL)) == NULL) {
     bool passed = resting_passes(pool, depot) || (!waited && (waited = pool_wait_before_slab(pool)));
     if (!passed && !slab_add(pool, depot, class))
       return NULL;

@@ -151,7 +151,7 @@ struct slab_missing {
   size_t away, resting;
 };
 
-/* The same with no further slab, and no wait.  *missing: if there is none. */
+/* The same with no further slab, and no wait.  *missing: if there is none, and the pointer is not NULL. */
 struct batch *slab_refill_at_hand(struct mam_pool *pool, struct depot *depot, unsigned class,
                                   struct slab_missing *missing);
 
