@@ -65,13 +65,10 @@ enum { FRONT_GIVEN_MOST = 64 };
 
 /* Written by the owner inside, read by other threads that add up while no thread is inside, here and below. */
 struct front_numbers {
-  int64_t requested_bytes; /* what hand-outs from shelves changed in what segments say was asked for */
-  uint64_t tag_hits;       /* hand-outs by tag, of all those from shelves */
-};
-
-/* Hand-outs of what was freed on the same stream: of all those from shelves, and of small blocks. */
-struct front_stream_hits {
-  uint64_t large, small;
+  int64_t requested_bytes;    /* what hand-outs from shelves changed in what segments say was asked for */
+  uint64_t tag_hits;          /* hand-outs by tag, of all those from shelves */
+  uint64_t stream_large_hits; /* of what was freed on the same stream, of all those from shelves */
+  uint64_t stream_small_hits; /* the same of small blocks */
 };
 
 struct front {
@@ -104,7 +101,6 @@ struct front {
   struct freed_block no_ring; /* of shelves that were never used */
   bool owns;                  /* owned has entries, or had some since there is a pool */
   struct lane lanes[LANES];
-  struct front_stream_hits stream_hits;
   struct lane *last_lane;    /* the owner's, inside or not, as the next six */
   unsigned lane_next;        /* to go to the next stream */
   bool keeps_of_streams;     /* shelves or bins may have blocks that were freed on streams */
@@ -315,9 +311,9 @@ void large_miss(struct front *front, const struct front_request *request, struct
 cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                          uintptr_t *address);
 
-/* By all means of the pool.  CUDA_ERROR_NOT_READY: as above. */
-cudaError_t large_take_any(struct front *front, const struct front_request *request, struct miss *miss,
-                           uintptr_t *address);
+/* From the pool.  CUDA_ERROR_NOT_READY: as above. */
+cudaError_t large_take(struct front *front, const struct front_request *request, enum pool_effort effort,
+                       struct miss *miss, uintptr_t *address);
 
 /* What the pool is asked for. */
 struct pool_order large_order(const struct front *front, const struct front_request *request, enum pool_effort effort,

@@ -132,22 +132,6 @@ static bool crowd_count(struct front *front, bool contended) {
   return was && !front->bins.crowded;
 }
 
-/* How much a pool is to grow for the sake of speed. */
-struct growth {
-  size_t bytes, most; /* bytes: 0 if it is not to */
-};
-
-/* By as many blocks as the thread keeps of the size, or what a crowd needs, as far as the thread may keep them. */
-static struct growth growth_for_speed(struct front *front, const struct miss *miss, size_t size) {
-  size_t bytes = front_whole(front, size);
-  if (bytes < size || bytes > SIZE_MAX / SHELF_ENOUGH_BLOCKS)
-    return (struct growth){0, 0};
-  size_t spare = spare_bytes(front, bytes);
-  size_t want = miss->crowded ? GROWTH_BYTES : miss->shelf_blocks * bytes;
-  want = want < bytes ? bytes : want;
-  return (struct growth){want < spare ? want : spare - spare % bytes, spare};
-}
-
 /* Gives a shelf a ring that has none.  Without host memory it stays without, and takes no blocks.  Rings are the
  * owner's to look at, also while it is not inside. */
 static void ring_make(struct front *front, struct shelf *shelf, unsigned blocks) {
@@ -205,19 +189,33 @@ cudaError_t large_receive(struct front *front, const struct front_request *reque
 }
 
 /* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now. */
-static cudaError_t large_take(struct front *front, const struct front_request *request, enum pool_effort effort,
-                              struct growth growth, struct miss *miss, uintptr_t *address) {
+static cudaError_t take_ordered(struct front *front, const struct front_request *request,
+                                const struct pool_order *order, struct miss *miss, uintptr_t *address) {
   struct pool_block block;
-  struct pool_order order = large_order(front, request, effort, miss);
-  order.growth_bytes = growth.bytes;
-  order.growth_most_bytes = growth.most;
-  cudaError_t error = pool_take(miss->pool, &order, &block);
+  cudaError_t error = pool_take(miss->pool, order, &block);
   return error == cudaSuccess ? large_receive(front, request, &block, miss, address) : error;
 }
 
-cudaError_t large_take_any(struct front *front, const struct front_request *request, struct miss *miss,
-                           uintptr_t *address) {
-  return large_take(front, request, POOL_TAKE_ANY, (struct growth){0, 0}, miss, address);
+cudaError_t large_take(struct front *front, const struct front_request *request, enum pool_effort effort,
+                       struct miss *miss, uintptr_t *address) {
+  struct pool_order order = large_order(front, request, effort, miss);
+  return take_ordered(front, request, &order, miss, address);
+}
+
+/* The pool grows for the sake of speed: by as many blocks as the thread keeps of the size, or what a crowd needs, as
+ * far as the thread may keep them. */
+static cudaError_t large_take_grown(struct front *front, const struct front_request *request, struct miss *miss,
+                                    uintptr_t *address) {
+  size_t bytes = front_whole(front, request->size);
+  if (bytes < request->size || bytes > SIZE_MAX / SHELF_ENOUGH_BLOCKS)
+    return cudaErrorMemoryAllocation;
+  struct pool_order order = large_order(front, request, POOL_TAKE_GROWTH, miss);
+  size_t spare = spare_bytes(front, bytes);
+  size_t want = miss->crowded ? GROWTH_BYTES : miss->shelf_blocks * bytes;
+  want = want < bytes ? bytes : want;
+  order.growth_bytes = want < spare ? want : spare - spare % bytes;
+  order.growth_most_bytes = spare;
+  return order.growth_bytes > 0 ? take_ordered(front, request, &order, miss, address) : cudaErrorMemoryAllocation;
 }
 
 /* The pool has nothing free for a size that the shelf could serve with a fence.  Returns true if that was so TIGHT_MOST
@@ -256,26 +254,22 @@ static bool fullest_gives_way(struct front *front, const struct miss *miss) {
  * that is what keeps them apart. */
 cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                          uintptr_t *address) {
-  static const struct growth no_growth;
   if ((miss->enough && pop_fenced(front, request, miss->epoch, address)) ||
       (miss->bin_enough && pop_fenced(front, request, miss->bin_epoch, address)))
     return cudaSuccess;
   bool gathers = request->lane != NULL && front->keeps_of_streams && !miss->crowded;
   enum pool_effort effort = gathers ? POOL_TAKE_CLOSE : POOL_TAKE_FREE;
-  cudaError_t error = large_take(front, request, effort, no_growth, miss, address);
+  cudaError_t error = large_take(front, request, effort, miss, address);
   if (error == cudaErrorMemoryAllocation && gathers) {
     shelves_return(front, front->shelves, front->shelves + FRONT_SHELVES, UINT_MAX);
     front->keeps_of_streams = false;
-    error = large_take(front, request, POOL_TAKE_FREE, no_growth, miss, address);
+    error = large_take(front, request, POOL_TAKE_FREE, miss, address);
   }
-  struct growth growth = no_growth;
   bool tight = error == cudaErrorMemoryAllocation && !miss->crowded && tight_for_long(front, miss);
   if (error == cudaErrorMemoryAllocation && (miss->crowded || tight))
-    growth = growth_for_speed(front, miss, request->size);
-  if (growth.bytes > 0)
-    error = large_take(front, request, POOL_TAKE_GROWTH, growth, miss, address);
+    error = large_take_grown(front, request, miss, address);
   if (error == cudaErrorMemoryAllocation && tight && fullest_gives_way(front, miss))
-    error = large_take(front, request, POOL_TAKE_FREE, no_growth, miss, address);
+    error = large_take(front, request, POOL_TAKE_FREE, miss, address);
   if (error != cudaErrorMemoryAllocation) {
     front->tight = NULL;
     return error;
@@ -285,5 +279,5 @@ cudaError_t large_malloc(struct front *front, const struct front_request *reques
     return cudaSuccess;
   if (request->tag != NULL)
     shelf_drop_misfit(front, front_whole(front, request->size), request->tag);
-  return large_take_any(front, request, miss, address);
+  return large_take(front, request, POOL_TAKE_ANY, miss, address);
 }

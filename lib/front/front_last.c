@@ -101,7 +101,7 @@ cudaError_t last_malloc(struct front *front, const struct front_request *request
     } else if (search.waits && waits > 0) {
       cudaError_t error = pool_await_gpu(miss->pool, front->generation, request->size);
       if (error == cudaSuccess) /* other pools may have free memory now, too, and this one grows then */
-        error = large_take_any(front, request, miss, address);
+        error = large_take(front, request, POOL_TAKE_ANY, miss, address);
       again = error == (cudaError_t)CUDA_ERROR_NOT_READY;
       if (!again && error != cudaErrorMemoryAllocation)
         return error;

@@ -75,11 +75,11 @@ void front_add_numbers(const struct front *front, struct pool_front_sum *sum) {
   const struct front_numbers *numbers = &front->numbers;
   sum->requested_bytes += (size_t)numbers->requested_bytes;
   sum->hits[FRONT_HIT_TAG] += numbers->tag_hits;
-  sum->hits[FRONT_HIT_STREAM] += front->stream_hits.large + front->stream_hits.small;
-  sum->hits[FRONT_HIT_MAGAZINE] -= front->stream_hits.small; /* of those that the magazines count */
-  sum->stream_large_hits += front->stream_hits.large;
+  sum->hits[FRONT_HIT_STREAM] += numbers->stream_large_hits + numbers->stream_small_hits;
+  sum->hits[FRONT_HIT_MAGAZINE] -= numbers->stream_small_hits; /* of those that the magazines count */
+  sum->stream_large_hits += numbers->stream_large_hits;
   sum->hits[FRONT_HIT_SIZE] +=
-      (front->ticket_next - front->ticket_first) / 2 - numbers->tag_hits - front->stream_hits.large;
+      (front->ticket_next - front->ticket_first) / 2 - numbers->tag_hits - numbers->stream_large_hits;
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
     const struct magazine *magazine = &front->magazines[i];
     uint64_t mallocs = magazine_mallocs(magazine), frees = magazine_frees(magazine);

@@ -11,7 +11,7 @@ uintptr_t front_pop_small(struct front *front, unsigned class, size_t size, stru
   struct batch *from = lane != NULL ? lane_loaded(lane, class) : &magazine_nothing;
   if (from->count > 0) {
     magazine->loaded_blocks++; /* as if it came to the magazine and left at once */
-    front->stream_hits.small++;
+    front->numbers.stream_small_hits++;
   } else if (magazine->loaded->count > 0 || magazine_wake(magazine, front->reuse)) {
     from = magazine->loaded;
   } else {
@@ -24,7 +24,7 @@ uintptr_t front_pop_small(struct front *front, unsigned class, size_t size, stru
 /* What goes out on its own stream at once does not wait for a fence. */
 static void stream_hit(struct front *front, size_t bytes) {
   int64_t left = front->unfenced_left + (int64_t)bytes;
-  front->stream_hits.large++;
+  front->numbers.stream_large_hits++;
   front->unfenced_left = left < front->fence_bytes ? left : front->fence_bytes;
 }
 
@@ -148,7 +148,8 @@ enum front_freed front_free_small(struct front *front, struct slab *slab, uintpt
   return freed;
 }
 
-/* Room for a block that does not go back where it was from; NULL if there is none. */
+/* Room for a block that does not go back where it was from; NULL if there is none.  How many bytes a shelf holds is no
+ * matter: they are collected where they are needed. */
 static struct freed_block *place_elsewhere(struct front *front, size_t bytes, const void *tag) {
   struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
   if (!shelf_is_for(shelf, bytes, tag) || shelf_is_full(shelf))
