@@ -88,26 +88,22 @@ bool magazine_make_room(struct front *front, struct mam_pool *pool, unsigned cla
   return room;
 }
 
-/* From the depot, again if another thread collected the refill; *address stays 0 if there is none. */
+/* From what a fence has made ready, or from the depot, again if another thread collected the refill; *address stays 0
+ * if there is none.  What is loaded is empty before a refill, as no other thread brings anything. */
 static void small_malloc(struct front *front, struct mam_pool *pool, unsigned class,
                          const struct front_request *request, uintptr_t *address) {
-  while (*address == 0 && (lane_refill(front, pool, request->lane, class) || magazine_refill(front, pool, class))) {
+  do {
     biased_enter(&front->lock);
     *address = front_pop_small(front, class, request->size, request->lane);
     biased_leave(&front->lock);
-  }
+  } while (*address == 0 && (lane_refill(front, pool, request->lane, class) || magazine_refill(front, pool, class)));
 }
 
 cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool,
                         uintptr_t *address) {
   unsigned class = slab_class(request->size);
-  if (magazine_turn(front, class, true)) {
-    biased_enter(&front->lock);
-    if (front->pool == pool)
-      *address = front_pop_small(front, class, request->size, request->lane);
-    biased_leave(&front->lock);
-  }
-  if (*address != 0 || !class_has_slabs(front, pool, class))
+  (void)magazine_turn(front, class, true);
+  if (!class_has_slabs(front, pool, class))
     return cudaSuccess;
   cudaError_t error = pool_enter(pool, request->default_id);
   if (error != cudaSuccess)

@@ -172,7 +172,6 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   if (!front->alone)
     balance_share(&front->balance, &pool->fronts->live);
   front->allocates = false;
-  memset(front->magazines, 0, sizeof front->magazines);
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_init(&front->magazines[i]);
   front->keeps_of_streams = false;

@@ -1,34 +1,21 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "front/magazine.h"
 
-#include <stdlib.h>
-
 struct batch magazine_nothing = {.count = 0}, magazine_no_room = {.count = SLAB_BATCH};
 
 void magazine_init(struct magazine *magazine) {
-  magazine->loaded = &magazine_nothing;
-  magazine->filling = &magazine_no_room;
-  magazine->resting = magazine->shells = NULL;
-  magazine->resting_end = &magazine->resting;
-  magazine->resting_count = 0;
+  *magazine =
+      (struct magazine){.loaded = &magazine_nothing, .filling = &magazine_no_room, .resting_end = &magazine->resting};
 }
 
 struct batch *magazine_load(struct magazine *magazine, struct batch *batch) {
   struct batch *surplus = NULL;
-  if (magazine->loaded->count == 0) {
-    if (magazine->shells != NULL && batch_real(magazine->loaded))
-      surplus = magazine->loaded;
-    else
-      shell_keep(magazine, magazine->loaded);
-    magazine->loaded = batch;
-    magazine->loaded_blocks += batch->count;
-  } else { /* as if it had rested */
-    batch->epoch = 0;
-    batch->next = NULL;
-    *magazine->resting_end = batch;
-    magazine->resting_end = &batch->next;
-    magazine->resting_count++;
-  }
+  if (magazine->shells != NULL && batch_real(magazine->loaded))
+    surplus = magazine->loaded;
+  else
+    shell_keep(magazine, magazine->loaded);
+  magazine->loaded = batch;
+  magazine->loaded_blocks += batch->count;
   return surplus;
 }
 
@@ -57,16 +44,15 @@ void magazine_empty_all(struct magazine *magazine, struct mam_pool *pool, struct
   magazine->filled_blocks = magazine_frees(magazine); /* with what is about to leave */
   batch_return(pool, depot, magazine->filling, epoch);
   slab_batches_free(magazine->shells);
-  magazine_init(magazine);
+  magazine->filling = &magazine_no_room;
+  magazine->shells = NULL;
 }
 
 /* ---- The end of a pool ---- */
 
 void magazine_drop(struct magazine *magazine) {
-  if (batch_real(magazine->loaded))
-    free(magazine->loaded);
-  if (batch_real(magazine->filling))
-    free(magazine->filling);
+  shell_keep(magazine, magazine->loaded);
+  shell_keep(magazine, magazine->filling);
   slab_batches_free(magazine->resting);
   slab_batches_free(magazine->shells);
   magazine_init(magazine);

@@ -16,7 +16,7 @@
 #include "front/claim.h"
 #include "front/slab.h"
 
-/* A magazine lets so many batches rest before it asks for a fence, of so many bytes unless it is one batch.  These
+/* A magazine lets so many batches rest before it asks for a fence, of so many bytes: at least four batches.  These
  * batches share the fence, and all threads share the driver's lock, which a fence takes. */
 enum { RESTING_MOST = 8, RESTING_MOST_BYTES = 8 << 20 };
 
@@ -99,7 +99,7 @@ static inline bool magazine_wake(struct magazine *magazine, struct reuse *reuse)
 /* How many batches a magazine lets rest before it asks for a fence: all threads share the driver's. */
 static inline unsigned resting_most(unsigned class) {
   size_t count = RESTING_MOST_BYTES / (SLAB_BATCH * slab_class_bytes(class));
-  return count < 1 ? 1 : count > RESTING_MOST ? RESTING_MOST : (unsigned)count;
+  return count > RESTING_MOST ? RESTING_MOST : (unsigned)count;
 }
 
 /* How many blocks were allocated from the magazine, and freed to it. */
@@ -147,8 +147,8 @@ static inline struct batch *magazine_free_at_once(struct magazine *magazine) {
   return magazine->loaded;
 }
 
-/* Takes a batch of blocks that may be used.  Returns the empty batch that it takes the place of if the magazine has one
- * to spare already, else NULL: a thread that only allocates would gather one for each refill. */
+/* Takes a batch of blocks that may be used; the loaded one is empty.  Returns that one if the magazine has an empty
+ * batch to spare already, else NULL: a thread that only allocates would gather one for each refill. */
 struct batch *magazine_load(struct magazine *magazine, struct batch *batch);
 
 /* Sends what may be used, and resting batches of the epoch passed or earlier, to the depot.  magazine_empty_all sends
