@@ -136,7 +136,7 @@ static cudaError_t free_on(struct freeing *one, const struct front_stream *strea
     return small_free(one, lane);
   one->freed = front_free_large(one->front, one->address, lane);
   const struct pool_rule rule = {.reuse = MAM_REUSE_STREAM, .stream = lane->stream};
-  return one->freed == FRONT_FREED_NOT ? large_free(one, &rule) : cudaSuccess;
+  return one->freed > FRONT_FREED_ZERO ? large_free(one, &rule) : cudaSuccess;
 }
 
 /* On a stream, by a rule, or, if both are NULL, plainly. */
