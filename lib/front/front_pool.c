@@ -81,21 +81,17 @@ bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty
 
 /* ---- Numbers ---- */
 
-static void freed_block_add(const struct freed_block *block, uint64_t passed, struct pool_front_sum *sum) {
-  sum->large_count++;
-  sum->large_bytes += block->segment->bytes;
-  sum->requested_bytes -= block->segment->as.used.requested_bytes; /* the pool counts it until it is given back */
-  sum->large_waiting_bytes += block->epoch > passed ? block->segment->bytes : 0;
-  sum->large_waiting_count += block->epoch > passed;
-}
-
 static void front_add_freed_blocks(struct front *front, struct pool_front_sum *sum) {
   uint64_t passed = reuse_passed(front->reuse);
-  for (const struct shelf *shelf = front->shelves; shelf < front->shelves + FRONT_SHELVES; shelf++) {
-    struct freed_block *block = shelf->oldest;
-    for (; block != shelf->next; block = ring_after(shelf, block))
-      freed_block_add(block, passed, sum);
-  }
+  for (const struct shelf *shelf = front->shelves; shelf < front->shelves + FRONT_SHELVES; shelf++)
+    for (struct freed_block *block = shelf->oldest; block != shelf->next; block = ring_after(shelf, block)) {
+      const struct segment *segment = block->segment;
+      sum->large_count++;
+      sum->large_bytes += segment->bytes;
+      sum->requested_bytes -= segment->as.used.requested_bytes; /* the pool counts it until it is given back */
+      sum->large_waiting_bytes += block->epoch > passed ? segment->bytes : 0;
+      sum->large_waiting_count += block->epoch > passed;
+    }
 }
 
 static void front_add_resting(const struct front *front, struct pool_front_sum *sum) {

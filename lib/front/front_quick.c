@@ -148,29 +148,30 @@ enum front_freed front_free_small(struct front *front, struct slab *slab, uintpt
   return freed;
 }
 
-/* Room for a block that does not go back where it was from; NULL if there is none.  How many bytes a shelf holds is no
- * matter: they are collected where they are needed. */
-static struct freed_block *place_elsewhere(struct front *front, size_t bytes, const void *tag) {
+/* Which has room for a block that does not go back where it was from; NULL if none has.  How many bytes a shelf holds
+ * is no matter: they are collected where they are needed. */
+static struct shelf *shelf_elsewhere(struct front *front, size_t bytes, const void *tag) {
   struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
-  if (!shelf_is_for(shelf, bytes, tag) || shelf_is_full(shelf))
-    shelf = bin_with_room(&front->bins, bytes);
-  return shelf != NULL ? shelf_end(shelf) : NULL;
+  bool takes = shelf_is_for(shelf, bytes, tag) && !shelf_is_full(shelf);
+  return takes ? shelf : bin_with_room(&front->bins, bytes);
 }
 
 enum front_freed front_free_large_elsewhere(struct front *front, const struct freed_block *freed_one) {
   struct segment *segment = freed_one->segment;
   uint64_t epoch = freed_one->epoch;
   struct context_stream stream = front_stream(front, block_lane(freed_one));
-  struct freed_block *block = place_elsewhere(front, segment->bytes, segment->as.used.tag);
+  struct shelf *shelf = shelf_elsewhere(front, segment->bytes, segment->as.used.tag);
   struct mam_pool *pool = front->pool;
   bool fence = front->unfenced_left < 0;
-  if (block != NULL)
-    *block = *freed_one;
+  if (shelf != NULL) {
+    *shelf->next = *freed_one;
+    shelf->next = ring_after(shelf, shelf->next);
+  }
   if (fence)
     front->unfenced_left = front->fence_bytes;
   enum front_freed freed = freed_count(front, segment->bytes);
   biased_leave(&front->lock);
-  if (block == NULL)
+  if (shelf == NULL)
     pool_give(pool, front->generation, &segment, 1, epoch, stream);
   if (fence)
     (void)reuse_reach(front->reuse, reuse_epoch(front->reuse));

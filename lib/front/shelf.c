@@ -1,21 +1,15 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "front/shelf.h"
 
-static struct freed_block *block_take(struct shelf *shelf) {
-  struct freed_block *block = shelf->oldest;
-  shelf->oldest = ring_after(shelf, block);
-  return block;
-}
-
 unsigned shelf_clear(struct shelf *shelf, uint64_t passed, struct segment **segments, uint64_t *epoch, uint64_t *lane,
                      unsigned most) {
   unsigned count = 0;
   *lane = shelf_is_empty(shelf) ? 0 : block_lane(shelf->oldest);
   for (; !shelf_is_empty(shelf) && count < most && shelf->oldest->epoch <= passed && block_lane(shelf->oldest) == *lane;
        count++) {
-    const struct freed_block *block = block_take(shelf);
-    segments[count] = block->segment;
-    *epoch = block->epoch; /* the latest: oldest first */
+    segments[count] = shelf->oldest->segment;
+    *epoch = shelf->oldest->epoch; /* the latest: oldest first */
+    shelf->oldest = ring_after(shelf, shelf->oldest);
   }
   return count;
 }

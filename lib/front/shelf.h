@@ -126,12 +126,6 @@ static inline void ring_write(struct freed_block *block, struct segment *segment
   block->places = places;
 }
 
-static inline struct freed_block *shelf_end(struct shelf *shelf) {
-  struct freed_block *block = shelf->next;
-  shelf->next = ring_after(shelf, block);
-  return block;
-}
-
 /* What serves, now that so much has passed: a block that was freed in the same lane, if there is one at either end, the
  * newest first; or the oldest, if it has passed.  The shelf is not empty, and the caller asks whether it fits. */
 static inline __attribute__((always_inline)) struct freed_block *shelf_ready(const struct shelf *shelf, uint64_t passed,
