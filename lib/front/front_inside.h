@@ -10,8 +10,8 @@
  *               |    resting      full batches, each with the epoch of its frees
  *               |    shells       empty batches
  *               |- owned          live large blocks that the thread allocated  owned.h
- *               |- shelves[152]   the first 32: freed large blocks of one size or one tag; shelf.h
- *               |                 the others, the bins: of a range of sizes                bin.h
+ *               |- shelves[152]   freed large blocks: 32 of one size or one tag     shelf.h
+ *               |                 then 120 of a range of sizes, the bins      bin.h
  *               `- lanes[16]      small blocks that were freed on a stream     lane.h
  *   pool   -> fronts -> front of thread 1 -> front of thread 2 -> ...         (next_of_pool)
  *               `- depots[32]     batches and slabs of one size class, for all fronts   slab.h
@@ -90,8 +90,9 @@ struct front {
   uint64_t ticket_first; /* the pool's */
   struct front_numbers numbers;
   bool allocates; /* an allocation of the thread's is on its way: the pool is not to be taken for empty */
-  uint64_t
-      generation; /* of the pool, as the next two; or of the last one: constant but for front_attach, by the owner */
+  /* Of the pool, or of the last one.  Only the owner changes these, in front_attach, and so reads them without the lock
+   * as well. */
+  uint64_t generation;
   size_t alignment;
   bool no_slabs;
   struct magazine magazines[SLAB_CLASSES];

@@ -39,6 +39,13 @@ static void shelf_return(struct front *front, struct shelf *shelf, unsigned most
   shelves_return(front, shelf, shelf + 1, most);
 }
 
+/* All that the thread keeps goes to the pool.  There what was freed on a stream fits together, and serves the stream's
+ * next allocations whatever their sizes. */
+static void kept_return(struct front *front) {
+  shelves_return(front, front->shelves, front->shelves + FRONT_SHELVES, UINT_MAX);
+  front->keeps_of_streams = false;
+}
+
 /* A tag's oldest block that does not fit goes back to the trees (the seed hands it to the driver). */
 static void shelf_drop_misfit(struct front *front, size_t bytes, const void *tag) {
   biased_enter(&front->lock);
@@ -249,9 +256,8 @@ static bool fullest_gives_way(struct front *front, const struct miss *miss) {
 
 /* A shelf that has enough blocks, or no room for more, serves first, if it can; then what is free in the pool; then the
  * shelf with a fence; and last the pool by all means it has.  On a stream, only a close fit is taken from the pool
- * before what the thread keeps has gone there; there what was freed on the stream fits together, and serves whatever
- * size.  In a crowd the pool grows before all means are tried: the last step would collect what all threads hold, and
- * that is what keeps them apart. */
+ * before what the thread keeps has gone there.  In a crowd the pool grows before all means are tried: the last step
+ * would collect what all threads hold, and that is what keeps them apart. */
 cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                          uintptr_t *address) {
   if ((miss->enough && pop_fenced(front, request, miss->epoch, address)) ||
@@ -261,8 +267,7 @@ cudaError_t large_malloc(struct front *front, const struct front_request *reques
   enum pool_effort effort = gathers ? POOL_TAKE_CLOSE : POOL_TAKE_FREE;
   cudaError_t error = large_take(front, request, effort, miss, address);
   if (error == cudaErrorMemoryAllocation && gathers) {
-    shelves_return(front, front->shelves, front->shelves + FRONT_SHELVES, UINT_MAX);
-    front->keeps_of_streams = false;
+    kept_return(front);
     error = large_take(front, request, POOL_TAKE_FREE, miss, address);
   }
   bool tight = error == cudaErrorMemoryAllocation && !miss->crowded && tight_for_long(front, miss);

@@ -190,15 +190,15 @@ enum front_freed front_free_large_lookup(struct front *front, uintptr_t address,
                        : front_free_large_unknown(front, address, lane);
 }
 
-/* By the immediate rule a shelf's blocks have no epoch, so the pool takes what is freed on a stream. */
 enum front_freed front_free_large(struct front *front, uintptr_t address, struct lane *lane) {
   biased_enter(&front->lock);
   if (front_is_late()) {
     biased_leave(&front->lock);
     return FRONT_FREED_NOT;
   }
-  enum front_freed freed = lane != NULL && front->immediate ? front_free_large_unknown(front, address, lane)
-                                                            : free_large(front, address, lane);
+  /* By the immediate rule a shelf's blocks have no epoch, so the pool takes what is freed on a stream. */
+  bool pools = lane != NULL && front->immediate;
+  enum front_freed freed = pools ? front_free_large_unknown(front, address, lane) : free_large(front, address, lane);
   if (front_at_hand != NULL) /* as in front_free_small */
     front_heed_if_hindered(front);
   return freed;

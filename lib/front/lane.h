@@ -66,13 +66,21 @@ static inline size_t lane_blocks(const struct lane *lane, unsigned class) {
   return (first != NULL ? first->count : 0) + (second != NULL ? second->count : 0);
 }
 
-/* Takes an empty batch where both are full, to free to, or one of the stream where both are empty, to allocate from.
- * Returns the one that there is no place for any more, or NULL. */
+/* Takes a batch of the stream's where there is no block, to allocate from: it comes first.  Or takes an empty one where
+ * there is no room, to free to: it comes second, and the second one first.  Returns the batch that there is no place
+ * for any more, or NULL. */
 static inline struct batch *lane_load(struct lane *lane, unsigned class, struct batch *batch) {
-  struct batch **batches = lane->batches.of_class[class], *surplus = batches[0];
-  batches[0] = batch->count > 0 ? batch : batches[1];
-  if (batch->count == 0)
-    batches[1] = batch;
+  struct batch **batches = lane->batches.of_class[class], *surplus = NULL;
+  if (batch->count > 0) {
+    surplus = batches[0];
+    batches[0] = batch;
+    return surplus;
+  }
+  if (batches[1] != NULL) {
+    surplus = batches[0];
+    batches[0] = batches[1];
+  }
+  batches[1] = batch;
   return surplus;
 }
 

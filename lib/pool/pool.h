@@ -191,7 +191,7 @@ struct mam_pool {
   struct segment_set segments;
   SLIST_HEAD(, pool_stream) streams; /* the newest first */
 
-  /* From here to frozen_for_fork: 0 when a pool is opened, as pool_reset has it. */
+  /* pool_reset clears all from here to frozen_for_fork. */
   uint64_t unfenced_epoch;  /* of the latest free whose memory was free at once, 0 if none was */
   unsigned freed_since;     /* segments freed since a fence was last asked for */
   size_t left_bytes;        /* what the fronts kept after the last look; 0 if it left what had not passed */

@@ -255,10 +255,9 @@ size_t pool_piece_within_locked(const struct mam_pool *pool, const struct segmen
 size_t pool_free_pieces_bytes_locked(struct mam_pool *pool);
 size_t pool_pieces_beside_locked(struct mam_pool *pool, struct pool_place place);
 
-/* Gives a chunk that is free as a whole back, unless there is none (the last one may have to stay), the pool is
- * closing, or it has a hole of enough bytes.  It is out of the map before the source has it: from then on another pool
- * may be given the same addresses.  Whether the source took it; *error: what the source says, if there was one to give.
- */
+/* Gives back a chunk that is free as a whole.  None if the pool has none (the last one may have to stay), is closing,
+ * or has a hole of enough bytes.  The chunk is out of the map before the source has it: from then on another pool may
+ * be given the same addresses.  Returns whether the source took one; if it was asked, *error is its answer. */
 bool pool_chunk_give_locked(struct mam_pool *pool, size_t enough, cudaError_t *error);
 
 /* ---- pool_close.c ---- */

@@ -211,7 +211,8 @@ static size_t holders_of(const struct snapshot *snapshot, struct holder **holder
 }
 
 static void words_holders(FILE *stream, const struct snapshot *snapshot, size_t most) {
-  struct holder *holders, rest = {NULL, snapshot->info.used_bytes, snapshot->info.used_count}; /* in slabs: no site */
+  /* What is in slabs has no site. */
+  struct holder *holders, rest = {NULL, snapshot->info.used_bytes, snapshot->info.used_count};
   size_t count = holders_of(snapshot, &holders);
   for (size_t i = 0; i < count; i++) {
     rest.bytes -= holders[i].bytes;

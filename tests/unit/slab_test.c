@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "front/claim.h"
+#include "front/lane.h"
 #include "front/slab.h"
 #include "support/imaginary_source.h"
 #include "support/run_suite.h"
@@ -307,12 +308,50 @@ START_TEST(pages_are_found_at_the_edges_and_nowhere_else) {
 }
 END_TEST
 
+/* ---- Lanes ---- */
+
+/* Each place of a lane has no batch, an empty one or a full one. */
+static void lane_fill(struct lane *lane, struct batch two[2], int state) {
+  for (int i = 0; i < 2; i++, state /= 3) {
+    two[i].count = state % 3 == 2 ? SLAB_BATCH : 0;
+    lane->batches.of_class[0][i] = state % 3 == 0 ? NULL : &two[i];
+  }
+}
+
+START_TEST(a_lane_makes_room_and_keeps_what_fits) {
+  static struct lane lane;
+  static struct batch two[2], empty;
+  lane_fill(&lane, two, _i);
+  size_t before = lane_blocks(&lane, 0), most = SLAB_BATCH;
+  if (lane_filling(&lane, 0)->count < SLAB_BATCH)
+    return;
+  struct batch *surplus = lane_load(&lane, 0, &empty);
+  ck_assert_uint_lt(lane_filling(&lane, 0)->count, SLAB_BATCH);
+  ck_assert_uint_eq(lane_blocks(&lane, 0), before < most ? before : most); /* a batch beside the empty one */
+  ck_assert_uint_eq(surplus != NULL ? surplus->count : 0, before - lane_blocks(&lane, 0));
+}
+END_TEST
+
+START_TEST(a_lane_without_blocks_takes_some) {
+  static struct lane lane;
+  static struct batch two[2], full = {.count = SLAB_BATCH};
+  lane_fill(&lane, two, _i);
+  if (lane_loaded(&lane, 0)->count > 0)
+    return;
+  struct batch *surplus = lane_load(&lane, 0, &full);
+  ck_assert_ptr_eq(lane_loaded(&lane, 0), &full);
+  ck_assert_uint_eq(surplus != NULL ? surplus->count : 0, 0);
+}
+END_TEST
+
 int main(void) {
   Suite *suite = suite_create("slabs");
   TCase *numbers = tcase_create("numbers"), *slabs = tcase_create("slabs");
   tcase_add_test(numbers, classes_fit_and_lose_little);
   tcase_add_test(numbers, codes_tell_what_was_asked_for_within_a_128th);
   tcase_add_test(numbers, pages_are_found_at_the_edges_and_nowhere_else);
+  tcase_add_loop_test(numbers, a_lane_makes_room_and_keeps_what_fits, 0, 9);
+  tcase_add_loop_test(numbers, a_lane_without_blocks_takes_some, 0, 9);
   suite_add_tcase(suite, numbers);
   tcase_add_checked_fixture(slabs, set_up, tear_down);
   tcase_add_loop_test(slabs, indices_agree_with_division, 0, SLAB_CLASSES);
